@@ -163,7 +163,7 @@ def _keep_masks(model: nn.Module, pruned: nn.Module) -> None:
     for name, source in fst.sparse_layers(pruned).items():
         mask = source.output_mask()
         if mask is not None:
-            layers[name].keep(mask.view(source.weight_as_conv().shape))
+            layers[name].set_mask(mask.view(source.weight_as_conv().shape))
 
 
 def _step(

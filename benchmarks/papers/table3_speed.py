@@ -191,7 +191,7 @@ def measure(
         if strategy.schedule is not None:  # its masks act after the first step
             for layer in sparse_layers(models[name]).values():
                 layer.state.record.shares.clear()
-                layer.passing.plans.clear()
+                layer.transient.plans.clear()
             steps[name]()
     taken = sample(steps, rounds, trained.training.device, warmup=0)
     whole = _multiply_adds(sparse_root(trained.training.model), trained.images)

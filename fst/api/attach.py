@@ -38,7 +38,7 @@ class Attachment:
             # ahead of the hook of fully_shard, which gathers
             self._hooks.append(run.model.register_forward_pre_hook(self._before_call, prepend=True))
         for layer in layers:
-            layer.passing.start = self._start
+            layer.transient.start = self._start
 
     def report_loss(self, loss: torch.Tensor) -> None:
         """Tell schedules the loss of a step; `prunetrain` weighs its penalty by the first one.
@@ -55,7 +55,7 @@ class Attachment:
         for hook in (*self._hooks, *self._run.hooks):
             hook.remove()
         for layer in self._layers():
-            layer.passing.start = None
+            layer.transient.start = None
 
     def _scheduled(self) -> Iterator[tuple[Schedule, list[SparseLayer]]]:
         """Each schedule with its layers, but for those that were folded since."""
@@ -99,7 +99,7 @@ class Attachment:
         if steps_under_way(optimizer) > 1:
             return None
         for layer in self._layers():
-            layer.passing.acted = True
+            layer.transient.acted = True
 
         def act(first: bool) -> None:
             layers = self._layers()
@@ -182,7 +182,7 @@ def attach(
             f"optimizer is a {type(optimizer).__name__}; it must be a torch.optim.Optimizer: of a "
             "wrapper, the one inside."
         )
-    if any(layer.passing.start is not None for layer in layers.values()):
+    if any(layer.transient.start is not None for layer in layers.values()):
         raise ValueError("model is attached to an optimizer already; remove() that handle first.")
     run = Run(optimizer, model, total_steps, steps_per_epoch)
     owned = {id(p) for group in optimizer.param_groups for p in group["params"]}

@@ -49,7 +49,7 @@ def fold(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     if not inplace:
         model = copy.deepcopy(model)
     for name, layer in sparse_layers(model).items():
-        rule = layer.acting.output
+        rule = layer.current_strategy.output
         layer.densify(weights[name])
         leave_record(layer, None if rule is None else rule.weight_groups)
     return model

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from fst.backends.choice import DENSE
 from fst.basics.sharding import whole
 from fst.layers.modules import SparseLayer, converted_layers
-from fst.layers.positions import share_of_positions
 
 Layers = Mapping[str, SparseLayer]
 Scalars = dict[str, Tensor]  # of layers, by name, on their devices
@@ -19,10 +19,20 @@ Scalars = dict[str, Tensor]  # of layers, by name, on their devices
 
 @torch.no_grad()
 def gradient_norms(layers: Layers) -> Scalars:
-    """The norm of each weight's gradient; layers without one are left out."""
+    """The norm of each weight's gradient; layers without one are omitted."""
     gradients = {n: x.weight.grad for n, x in layers.items() if x.weight.grad is not None}
     norms = torch._foreach_norm(list(gradients.values())) if gradients else []
     return dict(zip(gradients, map(whole, norms), strict=True))
+
+
+def _share_of_positions(layer: SparseLayer) -> float | None:
+    """The share from which grad_weight was last computed; None where the strategy draws no
+    positions, and before the first step.
+    """
+    rule, decision = layer.strategy.grad_weight, layer.state.record.decisions.get("grad_weight")
+    if rule is None or not rule.samples or decision is None:
+        return None
+    return 1.0 if decision.backend == DENSE else rule.density
 
 
 class MaskWatch:
@@ -50,7 +60,7 @@ class MaskWatch:
             "positions": {
                 name: layer.weight.new_tensor(share, dtype=torch.float64)
                 for name, layer in layers.items()
-                if (share := share_of_positions(layer)) is not None
+                if (share := _share_of_positions(layer)) is not None
             },
         }
         self._seen |= masks

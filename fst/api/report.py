@@ -130,7 +130,7 @@ def describe_layer(layer: SparseLayer) -> LayerRow:
     Args:
         layer: before a backward pass or after it, which tells more.
     """
-    gemms, rule = {gemm: _describe(layer, gemm) for gemm in GEMMS}, layer.acting.output
+    gemms, rule = {gemm: _describe(layer, gemm) for gemm in GEMMS}, layer.current_strategy.output
     groups = None if rule is None else rule.weight_groups
     name = f"{layer.layer_name}.weight".lstrip(".")
     return LayerRow(name, tuple(layer.weight.shape), groups, gemms=gemms)

@@ -26,7 +26,7 @@ def sparsity_state(model: nn.Module) -> dict[str, Any]:
         name: {
             "strategy": str(layer.strategy),
             **layer.state.saved(),
-            "calls": layer.passing.calls,
+            "calls": layer.transient.calls,
         }
         for name, layer in sparse_layers(model).items()
     }
@@ -66,10 +66,10 @@ def load_sparsity_state(model: nn.Module, state: Mapping[str, Any]) -> None:
     others = set()
     for name, layer in layers.items():
         others.add(layer.state.restore(state[name], layer.weight.device))
-        layer.passing.forget_calls()
-        layer.passing.plans.clear()
-        layer.passing.calls = state[name].get("calls", 0)
-        layer.passing.has_loaded_state = True
+        layer.transient.forget_calls()
+        layer.transient.plans.clear()
+        layer.transient.calls = state[name].get("calls", 0)
+        layer.transient.has_loaded_state = True
     if others := others - {""}:
         warnings.warn(
             "backends were chosen on another machine or with other settings "
@@ -119,7 +119,7 @@ def _check_schedule(name: str, layer: SparseLayer, entry: Mapping[str, Any]) -> 
     if phase is None:
         return
     try:
-        schedule.acting(layer.strategy, phase)
+        schedule.strategy_in(layer.strategy, phase)
     except Exception as error:  # whatever rules say of options that are none
         raise ValueError(
             f"layer {name!r}: phase={phase!r:.200} in the state is none of strategy "

@@ -106,7 +106,7 @@ def _of_model(model: nn.Module) -> dict[str, Weight]:
             values = outputs_first(whole(module.weight), module.groups)
             found[key] = found[key]._replace(values=values)
         if isinstance(module, SparseLayer):
-            rule, values = module.acting.output, module.effective_weight()
+            rule, values = module.current_strategy.output, module.effective_weight()
             groups = None if rule is None else rule.weight_groups
             found[key] = Weight(values, True, True, groups)
         if _is_quantised_layer(module):

@@ -36,7 +36,7 @@ VARIABLE = "FST_AUTOTUNE"
 
 
 class LayerKey(NamedTuple):
-    """Key of an operation: all that its time depends on, besides the machine and the zeros.
+    """Key of an operation: all that its time depends on, except for the machine and the zeros.
 
     Attributes:
         tensors: shape, strides and dtype of each operand.
@@ -84,7 +84,7 @@ class Operands:
         return False
 
     def key(self) -> LayerKey:
-        """All that the time of a run depends on, besides zeros."""
+        """All that the time of a run depends on, except for zeros."""
         raise TypeError(f"{type(self).__name__} has no key.")
 
     def without_draws(self) -> Any:

@@ -25,7 +25,7 @@ class Decision(NamedTuple):
     Attributes:
         times: backend -> least milliseconds of a run, for the whole batch; infinite where it
             raised, empty where nothing was measured.
-        skipped: the multiply-adds that are not done, in words; "" where all are.
+        skipped: which multiply-adds are skipped, as text; "" where none are.
     """
 
     operation: str

@@ -24,7 +24,7 @@ class Backend:
 
     Attributes:
         name: unique within an operation.
-        computes: operation -> the way it is computed, in words.
+        computes: operation -> how it is computed, as text.
     """
 
     name: ClassVar[str]
@@ -49,7 +49,7 @@ class Backend:
         return 1.0
 
     def skipped(self, operands: Any) -> str:
-        """The multiply-adds that are not done, in words; "" where all are."""
+        """Which multiply-adds are skipped, as text; "" where none are."""
         return ""
 
     def plan(self, operands: Any) -> Callable[[Any], Any]:
@@ -182,7 +182,7 @@ demanded._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def candidates(operands: Any) -> tuple[list[Backend], str]:
-    """The backends that may compute these operands, and the reasons against the others, in words.
+    """The backends that may compute these operands, and the reasons against the others.
 
     The demanded backend alone, else those that can compute them and may gain.
 

@@ -31,7 +31,7 @@ def folder() -> Path:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Return the versions and the machine, on which a measured time depends besides the layer."""
+    """The versions and the machine: like the layer, they decide how long a run takes."""
     found: dict[str, Any] = {"fst": __version__, "torch": torch.__version__}
     if device.type == "cuda":
         found["device"] = torch.cuda.get_device_name(device)

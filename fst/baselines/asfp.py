@@ -62,7 +62,7 @@ class SoftFilters(Schedule):
             layer.state.schedule_state["epochs"] = done
             filters = layer.weight_as_conv().detach().flatten(1)
             kept = masks.largest_mask(filters.norm(dim=1), len(filters) - int(rate * len(filters)))
-            layer.weight.mul_(layer.laid_out(kept[:, None].expand_as(filters)))
+            layer.weight.mul_(layer.shaped_as_weight(kept[:, None].expand_as(filters)))
 
     def __str__(self) -> str:
         return f"filters zeroed after each epoch, {self.goal:g} in the end"

@@ -151,7 +151,7 @@ def _selected(kept: Mapping[int, Tensor], tensor: Tensor) -> Tensor:
     smaller = tensor.detach()
     for axis, stays in kept.items():
         smaller = smaller.index_select(axis, stays.nonzero()[:, 0].to(tensor.device))
-    return laid_out_as(tensor, smaller)
+    return sharded_as(tensor, smaller)
 
 
 def is_depthwise(module: nn.Module) -> bool:
@@ -159,7 +159,7 @@ def is_depthwise(module: nn.Module) -> bool:
     return isinstance(module, nn.Conv2d) and 1 < module.groups == module.out_channels
 
 
-def laid_out_as(old: Tensor, values: Tensor) -> Tensor:
+def sharded_as(old: Tensor, values: Tensor) -> Tensor:
     """A copy of ``values`` in the memory format of ``old``.
 
     Its strides tell which one that is also where both formats are contiguous (1x1 kernels, one
@@ -255,7 +255,7 @@ def fit_channels(
             _check_smaller(module, prefix + key, own[key].shape, shape)
         for key, shape in sizes.items():
             replace(
-                module, key, laid_out_as(own[key], own[key].detach().new_zeros(shape)), optimizer
+                module, key, sharded_as(own[key], own[key].detach().new_zeros(shape)), optimizer
             )
         follow_shapes(module)
         changed.append(name)

@@ -124,7 +124,7 @@ class PatternSelection(Schedule):
 
     def start(self, layers: Layers, run: Run) -> None:
         for layer in layers:
-            layer.keep(torch.ones((), dtype=torch.bool, device=layer.weight.device))
+            layer.set_mask(torch.ones((), dtype=torch.bool, device=layer.weight.device))
 
     def before_update(self, layers: Layers, run: Run, step: int) -> None:
         if step <= self.choose * run.total_steps:
@@ -149,7 +149,7 @@ class PatternSelection(Schedule):
             if "enforced" not in layer.state.schedule_state:
                 state = layer.state.schedule_state
                 state["enforced"] = True
-                layer.keep(state["patterns"] & state["kernels"])
+                layer.set_mask(state["patterns"] & state["kernels"])
         hold_at_zero(chosen, run)
 
     def _select(self, layer: PrunedLayer) -> None:
@@ -164,7 +164,7 @@ class PatternSelection(Schedule):
             pruned = masks.widened(weight) * ~kept.to(weight.device)
             norms = (kernel_scores(pruned.square()) + 1e-8).sqrt()
             pull = (pruned / norms).to(weight.dtype)
-            gradient.add_(layer.laid_out(pull), alpha=self.lasso)
+            gradient.add_(layer.shaped_as_weight(pull), alpha=self.lasso)
 
     def __str__(self) -> str:
         times = f"chosen after {self.choose:.4g}, enforced after {self.enforce:.4g} of the training"

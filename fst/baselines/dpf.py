@@ -65,7 +65,7 @@ class GrowingSparsity(Schedule):
             parts = masks.unstructured_mask(together, sparsity).split(sizes)
             kept = [part.view(weight.shape) for part, weight in zip(parts, weights, strict=True)]
         for layer, mask in zip(layers, kept, strict=True):
-            layer.keep(mask)
+            layer.set_mask(mask)
 
     def __str__(self) -> str:
         growth = f"growing over {self.ramp:g} of the training"

@@ -62,7 +62,7 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
-def laid_out_as(tensor: Tensor, like: Tensor) -> Tensor:
+def sharded_as(tensor: Tensor, like: Tensor) -> Tensor:
     """The part of a whole ``tensor``, equal on all ranks, that fits to ``like``; no communication.
 
     Args:

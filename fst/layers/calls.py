@@ -97,7 +97,7 @@ def try_calls(layer: PrunableWeight, inputs: Sequence[SeenInput]) -> None:
             if wanted:
                 torch.autograd.grad(output, wanted, torch.randn_like(output))
     layer.state.record.shares.clear()
-    layer.passing.plans.clear()
+    layer.transient.plans.clear()
 
 
 @contextmanager

@@ -7,15 +7,15 @@ from torch import Tensor, nn
 
 from fst.basics.errors import UsageError
 from fst.basics.sharding import is_flat, is_sharded
-from fst.layers.remembered import PassingState
+from fst.layers.remembered import TransientState
 from fst.rules.strategy import Strategy
 
 MOST_CALLS = 1000  # of a layer in one step
 
 
-def require_attachment(name: str, strategy: Strategy, passing: PassingState) -> None:
+def require_attachment(name: str, strategy: Strategy, transient: TransientState) -> None:
     """Raise RuntimeError where a schedule works at steps and no optimizer is known."""
-    if strategy.schedule is not None and passing.start is None:
+    if strategy.schedule is not None and transient.start is None:
         raise UsageError(
             f"layer {name!r}: strategy {strategy.name!r} works at the optimizer's steps; "
             "call fst.attach(model, optimizer) before training."
@@ -42,11 +42,11 @@ def refuse_flat_weight(layer: nn.Module, name: str) -> None:
         )
 
 
-def refuse_endless_step(name: str, strategy: Strategy, passing: PassingState) -> None:
+def refuse_endless_step(name: str, strategy: Strategy, transient: TransientState) -> None:
     """Raise RuntimeError where gradients are remembered and no step ever ends."""
-    if passing.calls >= MOST_CALLS and strategy.has_memory:
+    if transient.calls >= MOST_CALLS and strategy.has_memory:
         raise UsageError(
-            f"layer {name!r} was called {passing.calls} times in training without a step of an "
+            f"layer {name!r} was called {transient.calls} times in training without a step of an "
             f"optimizer that holds its weight; {strategy.name!r} tells steps apart by that."
         )
 
@@ -59,7 +59,7 @@ def refuse_untraceable(name: str, strategy: Strategy) -> None:
             f"layer {name!r}: {what} state that torch.compile cannot trace; "
             f"train uncompiled{advice}."
         )
-        torch._dynamo.graph_break(msg=message)  # what follows is raised as by uncompiled code
+        torch._dynamo.graph_break(msg=message)  # so that uncompiled code raises the error below
         raise UsageError(message)
 
 

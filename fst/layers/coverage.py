@@ -56,7 +56,7 @@ def shape_of(weight: Tensor) -> tuple[int, ...]:
 
 
 def inputs_of(example_input: Tensor | tuple[Any, ...]) -> tuple[Any, ...]:
-    """The inputs of a call, of which there may be one.
+    """The inputs of a call as a tuple.
 
     Raises:
         TypeError: ``example_input`` is neither a tensor nor a tuple.

@@ -1,4 +1,4 @@
-"""S(W) once for many calls, where somebody says that the weights stay."""
+"""S(W) once for many calls, where the caller guarantees that the weights stay."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def frozen(model: nn.Module) -> Iterator[None]:
     Raises:
         ValueError: ``model`` has no converted layer, or is frozen already.
     """
-    states = [layer.passing for layer in converted_layers(model).values()]
-    if any(passing.frozen is not None for passing in states):
+    states = [layer.transient for layer in converted_layers(model).values()]
+    if any(transient.frozen is not None for transient in states):
         raise ValueError(f"{type(model).__name__} is frozen already: fst.frozen does not nest.")
     block = FrozenBlock()
     try:
-        for passing in states:
-            passing.frozen_block = block
+        for transient in states:
+            transient.frozen_block = block
         yield
     finally:
         block.end()

@@ -23,7 +23,7 @@ from fst.basics.autocast import autocast_dtype, is_autocast
 from fst.basics.errors import UsageError
 from fst.basics.values import check_module
 from fst.layers import checks
-from fst.layers.remembered import LayerPlan, LayerState, PassingState
+from fst.layers.remembered import LayerPlan, LayerState, TransientState
 from fst.layers.weights import PrunableWeight
 from fst.ops.arguments import check_tensors, compute_dtype, padded_geometry
 from fst.ops.conv import (
@@ -53,7 +53,7 @@ class SparseLayer(PrunableWeight):
         """Turn a layer of `dense_class` into this class; parameters, hooks and all else stay."""
         layer.__class__ = cls
         layer.__dict__.update(
-            strategy=strategy, layer_name=name, state=LayerState(), passing=PassingState()
+            strategy=strategy, layer_name=name, state=LayerState(), transient=TransientState()
         )
         sparse = cast(SparseLayer, layer)
         _LIVING[sparse] = None
@@ -80,7 +80,7 @@ class SparseLayer(PrunableWeight):
         self._become(self.dense_class)
 
     def _become(self, plain: type[nn.Module]) -> None:
-        for name in ("strategy", "layer_name", "state", "passing"):
+        for name in ("strategy", "layer_name", "state", "transient"):
             delattr(self, name)
         _LIVING.pop(self, None)
         self.__class__ = plain  # type: ignore[assignment]
@@ -89,40 +89,40 @@ class SparseLayer(PrunableWeight):
         """As the dense layer's, whose shapes it has."""
         if torch.compiler.is_compiling():
             return self._traced(input)
-        passing, parameters = self.passing, self._parameters
-        if passing.prunes_nothing is self.strategy:
+        transient, parameters = self.transient, self._parameters
+        if transient.prunes_nothing is self.strategy:
             return self.dense_class.forward(self, input)
         weight: Any = parameters["weight"] if "weight" in parameters else self.weight
         bias = parameters["bias"] if "bias" in parameters else self.bias
         if not isinstance(input, Tensor):
-            check_tensors(input, weight, bias, 1)  # which says what it is
+            check_tensors(input, weight, bias, 1)  # raises
         form = (
             *(type(input), input.shape, input.stride(), input.dtype, input.device),
             *(input.requires_grad, type(weight), weight.shape, weight.stride(), weight.dtype),
             *(weight.device, weight.requires_grad, None if bias is None else bias.dtype),
             *(self.training, torch.is_grad_enabled()),
             autocast_dtype(input.device) if is_autocast() else None,
-            *(id(self.strategy), passing.start is None, self._window(), registry.demands),
+            *(id(self.strategy), transient.start is None, self._window(), registry.demands),
             *(surroundings(), forward_ad._current_level, torch.get_num_threads()),
         )
-        known = passing.plans.get(form)
+        known = transient.plans.get(form)
         if known is None:
             known = self._plan(input, weight, bias)
-            if passing.prunes_nothing is self.strategy:
+            if transient.prunes_nothing is self.strategy:
                 return self.dense_class.forward(self, input)
-            if len(passing.plans) >= MOST_PLANS:
-                passing.plans.clear()
-            passing.plans[form] = known
+            if len(transient.plans) >= MOST_PLANS:
+                transient.plans.clear()
+            transient.plans[form] = known
         return self._run(known, input, weight, bias)
 
     @property
     def is_too_small(self) -> bool:
         """True if the strategy can leave nothing of the layer's groups out: depthwise layers."""
-        found = self.passing.too_small
+        found = self.transient.too_small
         if found is None or found[0] is not self.strategy:
             filters, channels = self.weight.shape[:2]
             found = self.strategy, self.strategy.keeps_all(channels, filters // self.conv_groups)
-            self.passing.too_small = found
+            self.transient.too_small = found
         return found[1]
 
     @abc.abstractmethod
@@ -151,16 +151,16 @@ class SparseLayer(PrunableWeight):
         checks.refuse_sharded_weight(self.layer_name, weight)
         if trains:
             checks.refuse_flat_weight(self, self.layer_name)
-            checks.require_attachment(self.layer_name, self.strategy, self.passing)
-            if self.passing.start is not None and "started" not in self.state.schedule_state:
-                self.passing.start()
-        strategy = self.acting
+            checks.require_attachment(self.layer_name, self.strategy, self.transient)
+            if self.transient.start is not None and "started" not in self.state.schedule_state:
+                self.transient.start()
+        strategy = self.current_strategy
         maps, multiplied = self._maps(input), self._as_conv(self._multiplied(weight))
         check_tensors(maps, multiplied, bias, self.conv_groups)
         padded, geometry = self._geometry(maps, multiplied)
         dtype = compute_dtype(maps, multiplied, bias)
         if self.is_too_small if strategy.prunes else not strategy.skips_zeros:
-            self.passing.prunes_nothing = self.strategy
+            self.transient.prunes_nothing = self.strategy
         stored = self.multiplies_parameter
         return LayerPlan(
             plan=CallPlan(strategy, geometry, dtype, self.state.record, trains=trains),
@@ -170,22 +170,22 @@ class SparseLayer(PrunableWeight):
             multiplies_own=stored and multiplied is weight,
             remembers_mask=bool(trains and stored and strategy.decay and weight.requires_grad),
             decay=strategy.gradient_decay if trains and not stored else 0.0,
-            remembers=strategy.has_memory and weight.requires_grad,  # else it has no steps
+            remembers=strategy.has_memory and weight.requires_grad,  # else there are no steps
             draws=strategy.has_draws,
             keeps_mask=strategy.keeps_masks or self.state.kept_mask is not None,
         )
 
     def _run(self, known: LayerPlan, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The layer's output, and the notes of a training call."""
-        state, passing, plan = self.state, self.passing, known.plan
+        state, transient, plan = self.state, self.transient, known.plan
         record = state.record
         if known.trains:
             if input.is_cuda and is_capturing():
                 is_seeded = state.seed is not None
                 checks.refuse_capture(self.layer_name, self.strategy, is_seeded=is_seeded)
             if known.remembers:
-                checks.refuse_endless_step(self.layer_name, self.strategy, passing)
-            passing.calls += 1
+                checks.refuse_endless_step(self.layer_name, self.strategy, transient)
+            transient.calls += 1
             record.decisions.update(plan.decisions)
         is_dense = plan.dense_since < state.step and not record.counting
         if is_dense and plan.strategy.only_samples and forward_ad._current_level < 0:
@@ -197,16 +197,16 @@ class SparseLayer(PrunableWeight):
         if not known.multiplies_own:
             multiplied = self._as_conv(self._multiplied(weight))
         maps = input if known.is_plain else self._geometry(self._maps(input), multiplied)[0]
-        if passing.frozen_block is None and not known.keeps_mask:
+        if transient.frozen_block is None and not known.keeps_mask:
             drawn = known.draws and plan.strategy.draws_masks
             generator = self.seeded_generator(weight.device) if drawn else None
             pruned = plan.prune(multiplied.detach(), generator)
         else:
             pruned = self._pruned(plan, multiplied, trains=known.trains)
         if known.remembers_mask:
-            passing.decay_mask = weight, weight._version, pruned.mask
+            transient.decay_mask = weight, weight._version, pruned.mask
         draws = self._draws(input, known.trains) if known.draws else NOTHING_DRAWN
-        counts = known.trains and record.counting and passing.calls == 1
+        counts = known.trains and record.counting and transient.calls == 1
         call = Call(plan, pruned, draws, known.decay, counts, state.step, is_dense)
         output = convolve_pruned(maps, multiplied, bias, call)
         return output if known.is_plain else self._result(output, input)
@@ -219,7 +219,7 @@ class SparseLayer(PrunableWeight):
         """The layer's output inside torch.compile, where a layer remembers nothing of a call."""
         if self.training:
             checks.refuse_untraceable(self.layer_name, self.strategy)
-        strategy, trains = self.acting, self.training and torch.is_grad_enabled()
+        strategy, trains = self.current_strategy, self.training and torch.is_grad_enabled()
         maps, weight = self._maps(input), self._as_conv(self._multiplied(self.weight))
         check_tensors(maps, weight, self.bias, self.conv_groups)
         padded, geometry = self._geometry(maps, weight)
@@ -236,11 +236,11 @@ class SparseLayer(PrunableWeight):
         The n-th call of a step remembers what the n-th call of the last one left. Nothing is
         remembered of a weight that needs no gradient: it has no steps.
         """
-        state, calls, strategy = self.state, self.passing.calls, self.acting
+        state, calls, strategy = self.state, self.transient.calls, self.current_strategy
         generator = seed = memory = None
         if strategy.is_random and state.seed is not None:
             generator = self.seeded_generator(input.device, calls, state.seed[1])
-            assert generator is not None  # of a seeded state
+            assert generator is not None
             seed = generator.initial_seed()
         if strategy.has_memory and trains and self.weight.requires_grad:
             memory = state.memories.setdefault(calls - 1, {})
@@ -253,7 +253,7 @@ class SparseLayer(PrunableWeight):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "passing": PassingState()}
+        return {**self.__dict__, "transient": TransientState()}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SparseLayer:
         """A copy as pickling makes it; torch's parametrizations forbid that, and copy all."""
@@ -282,13 +282,13 @@ class SparseLayer(PrunableWeight):
     ) -> None:
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
         if f"{prefix}weight" in state_dict:
-            self.passing.loaded_step = local_metadata.get(STEP, 0)
+            self.transient.loaded_step = local_metadata.get(STEP, 0)
 
     def _replicate_for_data_parallel(self) -> SparseLayer:
         replica = super()._replicate_for_data_parallel()
-        replica.state, replica.passing = (
+        replica.state, replica.transient = (
             copy.copy(self.state),
-            PassingState(start=self.passing.start),
+            TransientState(start=self.transient.start),
         )
         return replica
 
@@ -297,17 +297,17 @@ class SparseLayer(PrunableWeight):
 
 
 class SparseConv2d(SparseLayer, nn.Conv2d):
-    """`nn.Conv2d` of which each GEMM's operands are pruned as its strategy says."""
+    """`nn.Conv2d` that prunes the operands of each GEMM as its strategy says."""
 
     dense_class: ClassVar[type[nn.Module]] = nn.Conv2d
 
     @property
     def conv_groups(self) -> int:
-        return int(self.groups)  # of NumPy's integers too
+        return int(self.groups)  # an integer of NumPy's is allowed
 
     def _window(self) -> tuple[Any, ...]:
         where = self.stride, self.padding, self.dilation
-        if list in (type(where[0]), type(where[1]), type(where[2])):  # which has no hash
+        if list in (type(where[0]), type(where[1]), type(where[2])):  # a list has no hash
             where = tuple(map(str, where))  # type: ignore[assignment]
         return where, self.groups, self.padding_mode
 
@@ -321,7 +321,7 @@ class SparseConv2d(SparseLayer, nn.Conv2d):
 
 
 class SparseLinear(SparseLayer, nn.Linear):  # type: ignore[misc]  # bias may be None
-    """`nn.Linear` of which each GEMM's operands are pruned as its strategy says."""
+    """`nn.Linear` that prunes the operands of each GEMM as its strategy says."""
 
     dense_class: ClassVar[type[nn.Module]] = nn.Linear
 
@@ -342,7 +342,7 @@ class SparseLinear(SparseLayer, nn.Linear):  # type: ignore[misc]  # bias may be
 
 
 def is_capturing() -> bool:
-    """True while a CUDA graph is captured; asks no device without its driver."""
+    """True while a CUDA graph is captured; initializes no driver."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
@@ -357,7 +357,7 @@ def sparse_layers(model: nn.Module) -> dict[str, SparseLayer]:
 
 
 def converted_layers(model: nn.Module) -> dict[str, SparseLayer]:
-    """`sparse_layers`, of which there must be one.
+    """`sparse_layers` of a model that has some.
 
     Raises:
         ValueError: no layer of ``model`` is converted.
@@ -369,7 +369,7 @@ def converted_layers(model: nn.Module) -> dict[str, SparseLayer]:
 
 
 def folded_to_another_class(layers: Iterable[SparseLayer]) -> str:
-    """Layers whose own class would change a folded weight, in words; "" if there is none."""
+    """Layers whose own class would change a folded weight, as text; "" if there is none."""
     kinds = Counter(
         f"{layer.dense_class.__name__} to {layer.folded_class.__name__}"
         for layer in layers

@@ -104,7 +104,7 @@ class LayerState:
 def seeded(*what: object, device: torch.device) -> torch.Generator:
     """A generator whose seed is a digest of plain data."""
     digest = hashlib.blake2b(repr(what).encode(), digest_size=7)
-    kind = "cpu" if device.type == "meta" else device  # which has none
+    kind = "cpu" if device.type == "meta" else device  # "meta" has no generator
     return torch.Generator(kind).manual_seed(int.from_bytes(digest.digest(), "big"))
 
 
@@ -121,10 +121,10 @@ class FrozenBlock:
     def __init__(self) -> None:
         self._layers: dict[int, Frozen] | None = {}
 
-    def weights_of(self, passing: PassingState) -> Frozen | None:
-        """S(W) of the layer with this `PassingState`; None after the block."""
+    def weights_of(self, transient: TransientState) -> Frozen | None:
+        """S(W) of the layer with this `TransientState`; None after the block."""
         layers = self._layers
-        return None if layers is None else layers.setdefault(id(passing), {})
+        return None if layers is None else layers.setdefault(id(transient), {})
 
     def end(self) -> None:
         """No layer is frozen any more; a single assignment, so that no interrupt leaves some."""
@@ -132,7 +132,7 @@ class FrozenBlock:
 
 
 @dataclass
-class PassingState:
+class TransientState:
     """Transient state of a step or of an attachment: not copied, and not saved but for ``calls``.
 
     Attributes:

@@ -41,19 +41,19 @@ def decay(layer: SparseLayer, weight: Tensor, strategy: Strategy, scale: Tensor 
     ``scale``: by what the optimizer will divide the gradients, if it does.
     """
     mask = None
-    if layer.passing.decay_mask is not None:
-        of, version, remembered = layer.passing.decay_mask
+    if layer.transient.decay_mask is not None:
+        of, version, remembered = layer.transient.decay_mask
         # Else it is the mask of other values; FSDP gathers a weight of its own for each call.
         if is_managed(layer) or (of is weight and version == weight._version):
             mask = remembered
     mask = layer.output_mask() if mask is None else mask
-    assert mask is not None  # a decay needs a rule of the weight
+    assert mask is not None
     if mask.shape != weight.shape or mask.device != weight.device or type(weight) is not Parameter:
-        mask = layer.laid_out(mask)
+        mask = layer.shaped_as_weight(mask)
     if strategy.decay_mode == "decoupled":
         add_residual(weight.detach(), weight, mask, -strategy.decay)
     else:
-        assert weight.grad is not None  # it has been looked at
+        assert weight.grad is not None
         add_residual(weight.grad, weight, mask, strategy.decay, scale)
 
 
@@ -107,19 +107,23 @@ def _before_step(
     layers = [
         layer
         for layer in held_by(optimizer)
-        if layer.passing.stepping is None or not _is_nested(layer, optimizer)
+        if layer.transient.stepping is None or not _is_nested(layer, optimizer)
     ]
     if is_skipped(optimizer, layers):
         return None
     _warn_of_lost_state(layers, optimizer)
     for layer in layers:
-        if layer.passing.frozen_block is not None and layer.passing.frozen is not None:
+        if layer.transient.frozen_block is not None and layer.transient.frozen is not None:
             raise UsageError(
                 f"{type(optimizer).__name__}.step changes the weight of layer "
                 f"{layer.layer_name!r} inside fst.frozen(model): step outside of it."
             )
-        passing = layer.passing
-        passing.stepping, passing.has_gradient, passing.acted = weakref.ref(optimizer), False, False
+        transient = layer.transient
+        transient.stepping, transient.has_gradient, transient.acted = (
+            weakref.ref(optimizer),
+            False,
+            False,
+        )
     if not layers:
         return None
     return with_gradients(
@@ -137,12 +141,12 @@ def _warn_of_lost_state(layers: Layers, optimizer: Optimizer) -> None:
     lost = [
         layer
         for layer in layers
-        if layer.passing.loaded_step is not None and not layer.passing.has_loaded_state
+        if layer.transient.loaded_step is not None and not layer.transient.has_loaded_state
         if layer.strategy.keeps_masks or layer.strategy.has_memory
-        if layer.passing.loaded_step or layer.state.step or _state_of(layer, optimizer)
+        if layer.transient.loaded_step or layer.state.step or _state_of(layer, optimizer)
     ]
     for layer in layers:
-        layer.passing.loaded_step, layer.passing.has_loaded_state = None, False
+        layer.transient.loaded_step, layer.transient.has_loaded_state = None, False
     if lost:
         what = "masks" if lost[0].strategy.keeps_masks else "gradients of the last step"
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
@@ -190,7 +194,7 @@ def with_gradients(
 
 def _is_nested(layer: SparseLayer, optimizer: Optimizer) -> bool:
     """True if this step is a part of another optimizer's step of the same weight."""
-    stepping = layer.passing.stepping
+    stepping = layer.transient.stepping
     other = None if stepping is None else stepping()
     if other is None or other is optimizer:
         return False
@@ -206,15 +210,15 @@ def _decay_once(layers: Layers, optimizer: Optimizer, *, decoupled: bool) -> Non
     """
     scale, seen = getattr(optimizer, "grad_scale", None), set()
     for layer in layers:
-        weight, strategy, passing = _weight_of(layer), layer.strategy, layer.passing
+        weight, strategy, transient = _weight_of(layer), layer.strategy, layer.transient
         if weight is None or weight.grad is None:
             continue
-        passing.has_gradient = True
+        transient.has_gradient = True
         if strategy.schedule is not None:
-            strategy = layer.acting
+            strategy = layer.current_strategy
         if not strategy.decay:
             continue
-        is_stored = passing.decay_mask is not None or layer.multiplies_parameter
+        is_stored = transient.decay_mask is not None or layer.multiplies_parameter
         if strategy.decay_mode == "gradient":
             _check_takes_decay(layer, optimizer, weight)
         elif not is_stored:
@@ -224,7 +228,7 @@ def _decay_once(layers: Layers, optimizer: Optimizer, *, decoupled: bool) -> Non
             )
         if not is_stored or id(weight) in seen:
             continue
-        if passing.decay_mask is None and layer.is_too_small:
+        if transient.decay_mask is None and layer.is_too_small:
             continue
         if decoupled or strategy.decay_mode == "gradient":
             seen.add(id(weight))
@@ -253,23 +257,23 @@ def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, A
     if steps_under_way(optimizer) > 1:
         return
     for layer in held_by(optimizer):
-        passing = layer.passing
-        if passing.stepping is None or passing.stepping() is not optimizer:
+        transient = layer.transient
+        if transient.stepping is None or transient.stepping() is not optimizer:
             continue
-        passing.stepping = passing.decay_mask = None
-        if passing.has_gradient:
-            if passing.start is not None and not passing.acted:
+        transient.stepping = transient.decay_mask = None
+        if transient.has_gradient:
+            if transient.start is not None and not transient.acted:
                 raise UsageError(
                     f"{type(optimizer).__name__}.step has changed the weight of layer "
                     f"{layer.layer_name!r}, whose strategy {layer.strategy.name!r} is attached to "
                     "another optimizer: call remove() of what fst.attach returned, and attach the "
                     "model to the optimizer that trains it."
                 )
-            layer.state.end_step(passing.calls)
-            passing.calls = 0
+            layer.state.end_step(transient.calls)
+            transient.calls = 0
             if layer.state.record.moved:
                 layer.state.record.moved = False
-                passing.plans.clear()
+                transient.plans.clear()
 
 
 def held_by(optimizer: Optimizer) -> Layers:
@@ -297,7 +301,12 @@ def _check_resharded(layers: Layers, optimizer: Optimizer, parameters: list[Tens
     loose = {p.shape for p in parameters if is_sharded(p) and id(p) not in weights}
     for layer in layers:
         weight = layer.stored_weight()
-        if weight is None or is_sharded(weight) or not is_managed(layer) or not layer.passing.calls:
+        if (
+            weight is None
+            or is_sharded(weight)
+            or not is_managed(layer)
+            or not layer.transient.calls
+        ):
             continue
         if weight.requires_grad and weight.shape in loose:
             raise UsageError(

@@ -1,4 +1,4 @@
-"""The table of a model's layers: a row for each weight, of which every report shows columns."""
+"""The table of a model's layers: a row for each weight; each report shows some of its columns."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class LayerRow:
         shape: (Cout, Cin/groups, ...); () where a lazy layer does not know it yet.
         groups: the N:M that it has, or should have; None where there is none.
         reason: why nothing of it counts as N:M, whatever ``groups`` are; "" where they tell.
-        density: share of non-zero elements; None where nobody has looked.
-        offence: the first group with more than N non-zero elements, in words, or None.
-        is_checked: whether its values were asked to be N:M.
+        density: share of non-zero elements; None where it was not counted.
+        offence: the first group with more than N non-zero elements, as text, or None.
+        is_checked: whether its values were checked to be N:M.
         multiply_adds: of the layer in a forward pass; None where unknown.
         gemms: how each product of a converted layer is computed; empty of others.
     """
@@ -81,7 +81,7 @@ class LayerRow:
 
     @property
     def inside(self) -> int:
-        """Elements in full groups of M, of which the pattern prunes some."""
+        """Elements in full groups of M, which the pattern prunes."""
         if self.groups is None or self.reason or self.offence:
             return 0
         return inside_groups(self.shape, *self.groups)
@@ -139,7 +139,7 @@ class LayerTable:
 
     @property
     def multiply_adds(self) -> float | None:
-        """Share of the multiply-adds of the layers that were called; None where nobody counted."""
+        """Share of the multiply-adds of the layers that were called; None if not counted."""
         if all(row.multiply_adds is None for row in self.rows):
             return None
         inside = sum(row.macs_inside for row in self.rows)

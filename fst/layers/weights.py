@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from fst.backends import registry
 from fst.backends.record import Record
-from fst.basics.sharding import laid_out_as, several_ranks, whole
-from fst.layers.remembered import LayerState, PassingState, seeded
+from fst.basics.sharding import several_ranks, sharded_as, whole
+from fst.layers.remembered import LayerState, TransientState, seeded
 from fst.ops.geometry import LINEAR
 from fst.ops.operators import surroundings
 from fst.ops.plan import CallPlan
@@ -25,7 +25,7 @@ class PrunableWeight(nn.Module):
         strategy: what is pruned.
         layer_name: the layer's name in the converted model.
         state: what holds from step to step, and is copied and saved.
-        passing: what holds within a step, or while the model is attached or frozen.
+        transient: what holds within a step, or while the model is attached or frozen.
     """
 
     weight: Tensor
@@ -33,7 +33,7 @@ class PrunableWeight(nn.Module):
     strategy: Strategy
     layer_name: str
     state: LayerState
-    passing: PassingState
+    transient: TransientState
 
     @property
     def conv_groups(self) -> int:
@@ -56,18 +56,18 @@ class PrunableWeight(nn.Module):
         return self._as_conv(self._multiplied(whole(self.weight)))
 
     def gradient_as_conv(self) -> Tensor:
-        """The whole gradient of the weight, likewise."""
+        """The whole gradient of the weight as (Cout, Cin/groups, kh, kw)."""
         assert self.weight.grad is not None
         return self._as_conv(whole(self.weight.grad))
 
-    def laid_out(self, tensor: Tensor) -> Tensor:
+    def shaped_as_weight(self, tensor: Tensor) -> Tensor:
         """A whole tensor with as many elements as the weight, shaped and sharded as the weight."""
         weight = self.weight
         if tensor.device != weight.device:
             tensor = tensor.to(weight.device)
         if tensor.shape != weight.shape:
             tensor = tensor.reshape(weight.shape)
-        return laid_out_as(tensor, weight)
+        return sharded_as(tensor, weight)
 
     @property
     def multiplies_parameter(self) -> bool:
@@ -83,17 +83,17 @@ class PrunableWeight(nn.Module):
         return next((p for name, p in self.named_parameters() if name != "bias"), None)
 
     @property
-    def acting(self) -> Strategy:
+    def current_strategy(self) -> Strategy:
         """The strategy in the phase at hand: its schedule may change it from phase to phase."""
         strategy, phase = self.strategy, self.state.schedule_state.get("phase")
         if strategy.schedule is None or phase is None:
             return strategy
-        return strategy.schedule.acting(strategy, phase)
+        return strategy.schedule.strategy_in(strategy, phase)
 
-    def enter(self, phase: Any) -> None:
-        """Begin a phase of the schedule: the next call prunes as `acting` says."""
+    def set_phase(self, phase: Any) -> None:
+        """Begin a phase of the schedule: the next call prunes as `current_strategy` says."""
         self.state.schedule_state["phase"] = phase
-        self.passing.plans.clear()
+        self.transient.plans.clear()
 
     def pruned(self, dtype: torch.dtype) -> PrunedWeight:
         """S(W) and S(Wᵀ) in ``dtype`` as the next call has them; no generator moves."""
@@ -109,16 +109,16 @@ class PrunableWeight(nn.Module):
 
     def _pruning(self, weight: Tensor, dtype: torch.dtype) -> CallPlan:
         """The plan of prunings outside of a call, as the decay needs one in each compiled step."""
-        strategy, known = self.acting, self.passing.pruning
+        strategy, known = self.current_strategy, self.transient.pruning
         form = (
             *(strategy, dtype, weight.shape, weight.stride(), weight.dtype, weight.device),
             *(registry.demands, surroundings()),
         )
         if known is None or known[0] != form:
-            geometry = LINEAR._replace(groups=self.conv_groups)  # of which the groups count
+            geometry = LINEAR._replace(groups=self.conv_groups)  # pruning reads the groups alone
             known = form, CallPlan(strategy, geometry, dtype, Record(), trains=False)
             if not torch.compiler.is_compiling():
-                self.passing.pruning = known
+                self.transient.pruning = known
         return known[1]
 
     def output_mask(self) -> Tensor | None:
@@ -128,7 +128,7 @@ class PrunableWeight(nn.Module):
 
     def effective_weight(self) -> Tensor:
         """S(W), what the output GEMM multiplies with, in the dtype of the weight."""
-        weight, rule = self.weight_as_conv().detach(), self.acting.output
+        weight, rule = self.weight_as_conv().detach(), self.current_strategy.output
         if rule is not None and rule.changes_values:
             return self.pruned(self.weight.dtype).output.reshape(self.weight.shape)
         weight, mask = weight.reshape(self.weight.shape), self.output_mask()
@@ -137,11 +137,11 @@ class PrunableWeight(nn.Module):
     def rule_mask(self) -> Tensor:
         """Mask that the output GEMM's rule chooses for the weight as it is, as a convolution's."""
         weight, device = self.weight_as_conv().detach(), self.weight.device
-        rule, generator = self.acting.output, self.seeded_generator(device)
+        rule, generator = self.current_strategy.output, self.seeded_generator(device)
         assert rule is not None
         return rule.weight_mask(weight, "output", self.conv_groups, generator)
 
-    def keep(self, mask: Tensor) -> None:
+    def set_mask(self, mask: Tensor) -> None:
         """Prune the weight by ``mask`` (Cout, Cin/groups, kh, kw) until another one is kept."""
         kept = torch.empty_like(self.weight_as_conv(), dtype=torch.bool)
         self.state.kept_mask = kept.copy_(mask)
@@ -149,11 +149,11 @@ class PrunableWeight(nn.Module):
     def _due_mask(self, weight: Tensor, trains: bool) -> Tensor | None:
         """The mask kept from earlier steps, or None; a training call renews it where it is due."""
         state, interval = self.state, 1
-        if self.acting.output is not None:
-            interval = self.acting.output.keeps_mask_for
+        if self.current_strategy.output is not None:
+            interval = self.current_strategy.output.keeps_mask_for
         if interval > 1 and trains and state.mask_step != state.step:
             if state.kept_mask is None or state.step % interval == 0:
-                self.keep(self.rule_mask())
+                self.set_mask(self.rule_mask())
             state.mask_step = state.step
         if state.kept_mask is not None and state.kept_mask.device != weight.device:
             state.kept_mask = state.kept_mask.to(weight.device)
@@ -163,7 +163,7 @@ class PrunableWeight(nn.Module):
         """S(W) and S(Wᵀ), by a kept mask if there is one; inside `fst.frozen`, those of the first
         call with this weight.
         """
-        frozen = self.passing.frozen
+        frozen = self.transient.frozen
         key = (plan.dtype, plan.strategy, *identity_of(weight))
         if frozen is not None and key in frozen:
             return frozen[key]

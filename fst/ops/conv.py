@@ -1,4 +1,4 @@
-"""The one autograd op: a convolution of which each GEMM's operands may be pruned.
+"""The one autograd op: a convolution that may prune the operands of each of its three GEMMs.
 
     forward    S(W), S(Wᵀ) by the layer; then  Y = S(W)·X
     backward   dY pruned; then  dX = S(Wᵀ)·dY  and  dW = dY·Xᵀ
@@ -28,7 +28,7 @@ _GRADIENTS = torch.ops.aten.convolution_backward.default
 
 
 class Call(NamedTuple):
-    """The arguments of one call of the op besides its tensors.
+    """The arguments of one call of the op that are no tensors of autograd.
 
     Attributes:
         pruned: the weight as the GEMMs multiply with it.

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _GRADIENTS = torch.ops.aten.convolution_backward.default
-ONLY_WEIGHT = (False, True, False)  # what `gradients` is asked for
+ONLY_WEIGHT = (False, True, False)  # of the three `gradients`
 
 
 class Geometry(NamedTuple):
@@ -64,7 +64,7 @@ def geometry_of(
 
 
 def pair_of(name: str, numbers: Sequence[int]) -> tuple[int, int]:
-    """The numbers, of which there must be two."""
+    """Two numbers; ValueError for any other count."""
     if len(numbers) != 2:
         raise ValueError(f"{name}={tuple(numbers)} must be two numbers.")
     return numbers[0], numbers[1]
@@ -140,7 +140,7 @@ def _rows_of(maps: Tensor) -> Tensor:
 
 
 def _multiply(rows: Tensor, factor: Tensor, bias: Tensor | None, maps: Tensor) -> Tensor:
-    """rows @ factor + bias as maps like ``maps``; no view, which nobody could change in place."""
+    """rows @ factor + bias as maps like ``maps``: no view, which could not be changed in place."""
     product = empty_maps((maps.shape[0], factor.shape[1], *maps.shape[2:]), maps, True)
     if bias is None:
         torch.mm(rows, factor, out=_rows_of(product))

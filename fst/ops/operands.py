@@ -23,7 +23,7 @@ _Own = TypeVar("_Own", bound="GradWeight")
 
 
 class Zeros(NamedTuple):
-    """Shares of zeros in the operands of a product, in eighths; 0 where nobody has counted them."""
+    """Shares of zeros in the operands of a product, in eighths; 0 where they were not counted."""
 
     weight: float = 0.0
     input: float = 0.0

@@ -93,7 +93,7 @@ class Planned:
         """The operator as a function of its tensors, for others of the form of these.
 
         It is the kernel itself, as PyTorch's dispatcher takes longer than a small product, unless
-        somebody watches operators, or a tensor is none that the kernel can read.
+        `are_watched`.
         """
         tensors, rest = arguments[: self._tensors], arguments[self._tensors :]
         if are_watched(tensors, self._devices):

@@ -178,7 +178,7 @@ class CallPlan:
         return share_of_zeros(operand, tensor, self.record, trains=self.trains)
 
     def _choose(self, where: Any, operands: Any) -> tuple[Run, bool]:
-        if torch.compiler.is_compiling():  # which keeps nothing
+        if torch.compiler.is_compiling():  # traced code keeps no plan
             run, decision = choose(operands)
             return run, decision.backend == DENSE
         self._has_chosen = True
@@ -254,7 +254,7 @@ class CallPlan:
         if need_input and not draws_input:
             run, is_dense = self._gradient(of_input, form, names[0], own_transposed)
         if need_weight:
-            assert input is not None  # saved for it
+            assert input is not None
             alone = need_input and dy_input is not dy_weight
             is_whole = dy_weight is grad_output and (lists is None or self._draws_weight is None)
             of_weight = self._grad_weight_operands(dy_weight, input, weight, draws, lists)
@@ -265,11 +265,11 @@ class CallPlan:
             grad_input, grad_weight, grad_bias = multiply(of_weight)
         if need_input and grad_input is None:
             if draws_input:
-                assert lists is not None and self._draws_input is not None  # it draws
+                assert lists is not None and self._draws_input is not None
                 drawn = lists if lists.is_drawn else lists.fresh(with_sums=False)
                 of_input = DrawnGradInput(*shape, rule=self._draws_input, lists=drawn)
                 run, _ = self._gradient(of_input, form, names[0], own_transposed)
-            assert run is not None  # chosen
+            assert run is not None
             grad_input = run(of_input)
         if need_bias and grad_bias is None:
             grad_bias = grad_output.sum((0, 2, 3))
@@ -282,7 +282,7 @@ class CallPlan:
     def _grad_weight_operands(
         self, grad_output: Tensor, input: Tensor, weight: Tensor, draws: Draws, lists: Lists | None
     ) -> GradWeight:
-        """The operands of dW, of the kind that the strategy's rule asks for."""
+        """The operands of dW, of the kind that the strategy's rule needs."""
         maps, rule = (grad_output, weight, self.geometry, input), self.strategy.grad_weight
         if self._draws_weight is not None and lists is not None:
             return DrawnGradWeight(*maps, rule=self._draws_weight, lists=lists)

@@ -9,13 +9,12 @@ from torch import Tensor
 
 from fst.backends.record import STEPS, Record, nearest_eighth
 from fst.ops import cpp
-from fst.ops.cpp import operator
 from fst.rules.strategy import Strategy
 
 BLOCKS = 16  # of 4096 numbers, which a count looks at
 
 
-@operator(like=lambda maps: maps.new_empty(2, dtype=torch.int64), tensors=1)
+@cpp.operator(like=lambda maps: maps.new_empty(2, dtype=torch.int64), tensors=1)
 def nonzeros(maps: Tensor, every: int) -> Callable[[Tensor], Tensor]:
     """Count the numbers that are not zero, and those that were looked at: (2,) int64.
 

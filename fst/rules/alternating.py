@@ -23,7 +23,7 @@ class Alternating(Rule):
         pairing: "row" pairs neighbours within a row of the output map, "flat" along the flattened
             map across row ends (the paper literally).
         phase: which of a pair is kept: 0 the first, 1 the second, "random" one of both per step.
-        block: (height, width) of a block of positions of which one is kept: (1, 2) as published,
+        block: (height, width) of a block of positions; one of them is kept: (1, 2) as published,
             (2, 1) pairs neighbours within a column, which needs no transposed images and so is
             faster on a CPU, (2, 2) for a quarter of the work (needs phase=0). Only (1, 2) can
             be paired "flat".
@@ -42,7 +42,7 @@ class Alternating(Rule):
         super().__post_init__()
         one_of("pairing", self.pairing, ("row", "flat"))
         one_of("phase", self.phase, (0, 1, "random"))
-        if isinstance(self.block, list):  # what YAML and JSON make of a tuple
+        if isinstance(self.block, list):  # YAML and JSON know no tuples
             object.__setattr__(self, "block", tuple(self.block))
         one_of("block", self.block, ((1, 2), (2, 1), (2, 2)))
         one_of("restore", self.restore, (True, False))

@@ -236,7 +236,7 @@ def _keep_largest(scores: Tensor, n: int, m: int, dim: int, mask: Tensor) -> Non
 
 def _members(tensor: Tensor, m: int, dim: int) -> list[Tensor]:
     """The first elements of all groups, the second ones, ...: views."""
-    if torch.compiler.is_compiling():  # which would keep the offset of an as_strided
+    if torch.compiler.is_compiling():  # Inductor would keep the offset of an as_strided
         return list(tensor.unflatten(dim, (-1, m)).unbind(dim + 1))
     size, strides, start = list(tensor.shape), list(tensor.stride()), tensor.storage_offset()
     step = strides[dim]
@@ -253,7 +253,7 @@ def _n_of_m(elements: Sequence[Tensor], n: int, kept: Sequence[Tensor]) -> None:
         beaten[i].sub_(lower_wins)
         beaten[j].add_(lower_wins)
     for count, target in zip(beaten, kept, strict=True):
-        if torch.compiler.is_compiling():  # which takes no view as out
+        if torch.compiler.is_compiling():  # Inductor takes no view as out
             target.copy_(count < n)
         else:
             torch.lt(count, n, out=target)

@@ -59,16 +59,16 @@ class Phases(Schedule):
         first, end = self.borders(run)
         for layer in layers:
             is_dense = done < first or (self.dense_tail > 0 and done >= end)
-            layer.enter(dict(DENSE) if is_dense else self.pruning(layer, run, done))
+            layer.set_phase(dict(DENSE) if is_dense else self.pruning(layer, run, done))
 
     def pruning(self, layer: PrunedLayer, run: Run, done: int) -> dict[str, Any] | None:
         """The phase of a layer after ``done`` steps, outside the dense ones; None: no change."""
         return None
 
-    def acting(self, strategy: Any, phase: Any) -> Any:
+    def strategy_in(self, strategy: Any, phase: Any) -> Any:
         """In a phase of `pruning`, ``strategy`` with these options of the rule of output."""
         if not phase or phase == DENSE:
-            return super().acting(strategy, phase)
+            return super().strategy_in(strategy, phase)
         return replace(strategy, output=replace(strategy.output, **phase))
 
     def progress(self, run: Run, done: int, settled: float = 0.0) -> float:

@@ -1,4 +1,4 @@
-"""The interface of a rule: it prunes one operand of one GEMM, and describes this in words."""
+"""The interface of a rule: it prunes one operand of one GEMM, and describes this."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Rule:
         return [lattice.of(grad_output) for lattice in kept]
 
     def draw_phase(self, generator: torch.Generator | None, seed: int | None = None) -> int:
-        """Which `kept_positions` a call has: by ``seed`` where given, which asks no device."""
+        """Which `kept_positions` a call has: by ``seed`` where given, which waits for no device."""
         return 0
 
     def draw_start(
@@ -135,8 +135,8 @@ class Rule:
     ) -> Tensor | None:
         """Return the start of a draw of positions, (), float64, in [0, 1); None if none is drawn.
 
-        By ``seed`` where given, which asks no device; else by ``generator``; without both, by the
-        default generator of ``device``.
+        By ``seed`` where given, which waits for no device; else by ``generator``; without both, by
+        the default generator of ``device``.
         """
         return None
 
@@ -178,7 +178,7 @@ class Rule:
         """The N:M groups of a weight that the rule prunes in output; None where it has none."""
         return None
 
-    # ------------------------------------------------------------------ what it costs, in words
+    # ------------------------------------------------------------------ what it costs
 
     @property
     def density(self) -> float:

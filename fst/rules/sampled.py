@@ -70,9 +70,9 @@ class Sampled(Rule):
     def choose(self, scores: Tensor, count: int, start: Tensor) -> Positions:
         """Draw ``count`` positions systematically: evenly spread in the order of the positions.
 
-        With probabilities laid end to end, the positions are taken in whose stretch one of
-        ``count`` points falls that lie 1 apart, the first at ``start``. Lengths are integers in
-        units of 2⁻³¹, so a position's probability is exactly its length.
+        Each position is an interval as long as its probability, one behind the other. A position is
+        drawn if its interval holds one of ``count`` points 1 apart, the first at ``start``.
+        Lengths are integers in units of 2⁻³¹, so a position's probability is exactly its length.
 
         Args:
             scores: (M,) >= 0. Positions of infinite or undefined score are drawn for sure.

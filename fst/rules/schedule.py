@@ -24,7 +24,7 @@ class Remembered(Protocol):
     """The part of a layer's state that schedules read and write.
 
     Attributes:
-        kept_mask: mask of the weight (Cout, Cin/groups, kh, kw), see `PrunedLayer.keep`.
+        kept_mask: mask of the weight (Cout, Cin/groups, kh, kw), see `PrunedLayer.set_mask`.
         schedule_state: whatever a schedule remembers of the layer, by name.
     """
 
@@ -36,7 +36,7 @@ class PrunedLayer(Protocol):
     """The part of a converted layer that a schedule may touch; its rules are in ``strategy``."""
 
     weight: Tensor
-    strategy: Any  # a Strategy, whose module imports this one
+    strategy: Any  # a Strategy; its module imports this one
 
     @property
     def state(self) -> Remembered:
@@ -50,18 +50,18 @@ class PrunedLayer(Protocol):
         """The whole weight as (Cout, Cin/groups, kh, kw)."""
 
     def gradient_as_conv(self) -> Tensor:
-        """The whole gradient of the weight, likewise."""
+        """The whole gradient of the weight as (Cout, Cin/groups, kh, kw)."""
 
-    def laid_out(self, tensor: Tensor) -> Tensor:
+    def shaped_as_weight(self, tensor: Tensor) -> Tensor:
         """A whole tensor of as many elements, shaped and sharded as the weight and its gradient."""
 
     def rule_mask(self) -> Tensor:
         """Mask that the output GEMM's rule chooses for the weight as it is."""
 
-    def enter(self, phase: Any) -> None:
-        """Let `Schedule.acting` of ``phase`` prune from the next call on; plain data."""
+    def set_phase(self, phase: Any) -> None:
+        """Let `Schedule.strategy_in` of ``phase`` prune from the next call on; plain data."""
 
-    def keep(self, mask: Tensor) -> None:
+    def set_mask(self, mask: Tensor) -> None:
         """Prune the weight by ``mask`` until another one is kept."""
 
     def seeded_generator(self, device: torch.device, *where: int) -> torch.Generator | None:
@@ -90,8 +90,8 @@ class Run:
     Args:
         optimizer: holds the weights of the layers.
         model: the converted model.
-        total_steps: optimizer steps of the whole training, or None if nobody said.
-        steps_per_epoch: likewise of one epoch; a fraction where steps span epochs.
+        total_steps: optimizer steps of the whole training, or None if unknown.
+        steps_per_epoch: those of one epoch, or None; a fraction where steps span epochs.
 
     Attributes:
         loss: what `Attachment.report_loss` was told last.
@@ -172,8 +172,8 @@ class Schedule:
     needs_trained_model: ClassVar[bool] = False
     replaces_parameters: ClassVar[bool] = False
 
-    def acting(self, strategy: Any, phase: Any) -> Any:
-        """Return the strategy that acts in ``phase``, which `PrunedLayer.enter` left in the state.
+    def strategy_in(self, strategy: Any, phase: Any) -> Any:
+        """Return the strategy of ``phase``, which `PrunedLayer.set_phase` left in the state.
 
         In the phase `DENSE` it prunes nothing and has no decay.
         """
@@ -215,8 +215,8 @@ class Schedule:
 
 def _kept_mask(layer: PrunedLayer) -> Tensor:
     mask = layer.state.kept_mask
-    assert mask is not None  # chosen when the schedule started
-    return layer.laid_out(mask)
+    assert mask is not None
+    return layer.shaped_as_weight(mask)
 
 
 def mask_gradients(layers: Layers) -> None:

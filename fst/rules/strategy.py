@@ -135,7 +135,7 @@ class Strategy:
 
     @cached_property
     def only_samples(self) -> bool:
-        """True if the strategy prunes nothing besides drawing positions."""
+        """True if the strategy draws positions and prunes nothing else."""
         rules = (self.grad_input, self.grad_weight)
         pruned = self.output is not None or self.schedule is not None
         return not pruned and all(rule is None or isinstance(rule, Sampled) for rule in rules)
@@ -164,7 +164,7 @@ class Strategy:
 
     @cached_property
     def weight_texts(self) -> tuple[str, str]:
-        """The rules of output and grad_input in words."""
+        """The rules of output and grad_input as text."""
         return str(self.output), str(self.grad_input)
 
     @property

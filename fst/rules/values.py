@@ -1,4 +1,4 @@
-"""Rules of the weight that change values beside choosing a mask."""
+"""Rules of the weight that choose a mask and change values too."""
 
 from __future__ import annotations
 

@@ -85,9 +85,9 @@ class Alternation(HeldMasks):
         if sparse == self._prunes(layers):
             return
         for layer in layers:
-            layer.enter(None if sparse else dict(DENSE))
+            layer.set_phase(None if sparse else dict(DENSE))
             if sparse:
-                layer.keep(layer.rule_mask())
+                layer.set_mask(layer.rule_mask())
             else:
                 layer.state.kept_mask = None
         if sparse:

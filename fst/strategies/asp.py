@@ -33,7 +33,7 @@ class OneShot(HeldMasks):
             kept = layer.rule_mask()
             alive = kept & (layer.weight_as_conv() != 0)
             # a layer of zeros alone was not trained, and could never learn with an empty mask
-            layer.keep(torch.where(alive.any(), alive, kept))
+            layer.set_mask(torch.where(alive.any(), alive, kept))
         hold_at_zero(layers, run)
 
     def __str__(self) -> str:

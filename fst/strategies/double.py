@@ -46,7 +46,7 @@ class Reordered(Schedule):
 
     def start(self, layers: Layers, run: Run) -> None:
         for layer in layers:
-            layer.enter({"order": self._best(layer)})
+            layer.set_phase({"order": self._best(layer)})
 
     def after_update(self, layers: Layers, run: Run, step: int) -> None:
         if step % self.interval == 0:
@@ -70,7 +70,7 @@ class Reordered(Schedule):
         best = (torch.stack(left) * (len(left) + 1) + earlier).argmax()
         return orders.index_select(0, best[None])[0]
 
-    def acting(self, strategy: Any, phase: Any) -> Any:
+    def strategy_in(self, strategy: Any, phase: Any) -> Any:
         rule: TwicePruned = replace(strategy.grad_input, order=phase["order"])
         return replace(strategy, grad_input=rule)
 

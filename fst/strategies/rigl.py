@@ -82,7 +82,7 @@ class DropAndGrow(HeldMasks):
         for layer, shape, share in zip(layers, shapes, densities, strict=True):
             device = layer.weight.device
             draws = torch.rand(shape, generator=layer.seeded_generator(device), device=device)
-            layer.keep(masks.unstructured_mask(draws, 1 - share))
+            layer.set_mask(masks.unstructured_mask(draws, 1 - share))
         hold_at_zero(layers, run)
 
     def drop_fraction(self, step: int, total_steps: int) -> float:
@@ -109,7 +109,7 @@ class DropAndGrow(HeldMasks):
         replaced = int(fraction * connections)
         kept = masks.largest_mask(weight.abs().masked_fill(~mask, -1), connections - replaced)
         grown = masks.largest_mask(gradient.abs().masked_fill(kept, -1), replaced)
-        layer.keep(kept | grown)
+        layer.set_mask(kept | grown)
 
     def __str__(self) -> str:
         replaced = f"{self.alpha:g} replaced every {self.interval} steps"
@@ -126,7 +126,7 @@ class DropAndGrowInGroups(DropAndGrow):
             drawn = replace(rule, rule="random")
             generator = layer.seeded_generator(device)
             weight = layer.weight_as_conv().detach()
-            layer.keep(drawn.weight_mask(weight, "output", layer.conv_groups, generator))
+            layer.set_mask(drawn.weight_mask(weight, "output", layer.conv_groups, generator))
         hold_at_zero(layers, run)
 
     def replace(self, layer: PrunedLayer, fraction: float) -> None:
@@ -140,7 +140,7 @@ class DropAndGrowInGroups(DropAndGrow):
         kept = masks.largest_mask(weight.abs().masked_fill(~mask, -1), int(mask.sum()) - count)
         scores = gradient.abs()
         first = scores.amax() + 1  # what stays is before all that could grow
-        layer.keep(rule.weight_mask(scores + first * kept, "output", layer.conv_groups))
+        layer.set_mask(rule.weight_mask(scores + first * kept, "output", layer.conv_groups))
 
     def __str__(self) -> str:
         return super().__str__().replace("erk masks", "N:M masks")

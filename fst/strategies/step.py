@@ -72,7 +72,7 @@ class HeldMoment(Schedule):
 
     def start(self, layers: Layers, run: Run) -> None:
         for layer in layers:
-            layer.enter(dict(DENSE))
+            layer.set_phase(dict(DENSE))
 
     def before_update(self, layers: Layers, run: Run, step: int) -> None:
         for layer in layers:
@@ -90,7 +90,7 @@ class HeldMoment(Schedule):
                 moment = _moment(layer, run, "max_exp_avg_sq")
                 held = None if moment is None else moment.clone()  # None: never had a gradient
                 layer.state.schedule_state["moment"] = held
-                layer.enter(None)
+                layer.set_phase(None)
 
     @staticmethod
     def _is_dense(layers: Layers) -> bool:

@@ -89,7 +89,7 @@ def test_every_promised_pattern_is_checked(name, options, pattern, tmp_path):
     fst.convert(model, fst.get_strategy(name, **options))
     path = tmp_path / "model.safetensors"
     assert [weight.pattern for weight in fst.export(model, path).weights] == [pattern]
-    model[0].keep(torch.ones_like(model[0].weight, dtype=torch.bool))
+    model[0].set_mask(torch.ones_like(model[0].weight, dtype=torch.bool))
     with pytest.raises(RuntimeError, match=f"'0.weight' is not {pattern}: "):
         fst.export(model, path)
 

@@ -78,7 +78,7 @@ def test_with_an_example_the_report_says_what_runs(strategy, autotune, mode, mon
     report = fst.convert(model, strategy, include="*", example_input=images)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(p.grad is None for p in model.parameters())
-    assert all(layer.passing.calls == layer.state.step == 0 for layer in (model[0], model[2]))
+    assert all(layer.transient.calls == layer.state.step == 0 for layer in (model[0], model[2]))
     said = [layer.gemms["grad_weight"].mode for layer in report.layers]
     assert said == [mode, "not computed" if strategy == "sampled" else mode]
     model(images).sum().backward()

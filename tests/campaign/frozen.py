@@ -160,7 +160,7 @@ def _check_within(s: Situation) -> None:
 
 
 def _check_free(layer: SparseLayer, strategy: str) -> None:
-    assert layer.passing.frozen is None, f"{strategy}: a layer is left frozen"
+    assert layer.transient.frozen is None, f"{strategy}: a layer is left frozen"
     layer.eval()
     images = torch.randn(2, layer.in_channels, 5, 5)
     with torch.no_grad():

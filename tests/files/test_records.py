@@ -58,7 +58,7 @@ def test_what_was_converted_is_known_of_every_form_of_a_model(tmp_path):
 def test_a_layer_that_is_dense_in_its_phase_is_recorded_as_not_pruned():
     net = nn.Sequential(nn.Conv2d(4, 8, 3), nn.Conv2d(8, 8, 3))
     fst.convert(net, "acdc")
-    net[1].enter(DENSE)
+    net[1].set_phase(DENSE)
     plain = fst.fold(net)
     assert torch.equal(plain[1].weight, net[1].weight)
     for target in (net, plain, plain.state_dict()):

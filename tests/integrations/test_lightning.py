@@ -31,7 +31,7 @@ class Module(pl.LightningModule):
 
     def validation_step(self, batch):
         self.frozen += [
-            layer.passing.frozen is not None for layer in fst.sparse_layers(self).values()
+            layer.transient.frozen is not None for layer in fst.sparse_layers(self).values()
         ]
 
     test_step = validation_step

@@ -110,7 +110,7 @@ def test_a_frozen_weight_keeps_no_mask_for_a_decay():
     net = decaying(small_net())
     net[0].weight.requires_grad_(False)
     net(batch()).sum().backward()
-    assert net[0].passing.decay_mask is None and net[2].passing.decay_mask is not None
+    assert net[0].transient.decay_mask is None and net[2].transient.decay_mask is not None
 
 
 @pytest.mark.parametrize("row", [row for row in DETERMINISTIC if row in DEFAULTS])
@@ -320,7 +320,7 @@ def test_the_layer_equals_the_reference(row):
     output = layer(input)
     grad_output = torch.randn_like(output)
     output.backward(grad_output)
-    acting = layer.acting
+    acting = layer.current_strategy
     optimizer.step()
     expected = reference_conv2d(
         input,
@@ -343,12 +343,12 @@ def test_the_mask_of_a_step_without_a_call_is_planned_once():
         with torch.no_grad():
             layer.weight.copy_(sign * torch.arange(16).reshape(4, 4, 1, 1) - 8)
         masks.append(layer.output_mask())
-        plans.add(layer.passing.pruning[1])
+        plans.add(layer.transient.pruning[1])
         assert torch.equal(masks[-1], reference_nm_mask(layer.weight.detach(), 2, 4, 1))
     assert len(plans) == 1 and not torch.equal(*masks)
     with fst.backends.force(prune_weight="torch"):
         assert torch.equal(layer.output_mask(), masks[-1])
-        assert layer.passing.pruning[1] not in plans
+        assert layer.transient.pruning[1] not in plans
 
 
 def test_a_compiled_model_trains_as_the_eager_one():

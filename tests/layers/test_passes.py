@@ -59,12 +59,12 @@ def test_nothing_is_kept_of_a_weight():
     kept = [weakref.ref(saved) for saved in output.grad_fn.saved_tensors if saved is not None]
     del output, images
     assert all(ref() is None or ref() is layer.weight for ref in kept)
-    state = (*vars(layer.state).values(), *vars(layer.passing).values())
+    state = (*vars(layer.state).values(), *vars(layer.transient).values())
     assert not any(isinstance(value, torch.Tensor) for value in state)
-    weight, _, mask = layer.passing.decay_mask  # of this step
+    weight, _, mask = layer.transient.decay_mask  # of this step
     assert weight is layer.weight and mask.dtype == torch.bool
     torch.optim.SGD(layer.parameters(), lr=0.1).step()
-    assert layer.passing.decay_mask is None
+    assert layer.transient.decay_mask is None
 
 
 def test_inference_mode_and_training_alternate():

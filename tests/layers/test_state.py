@@ -40,7 +40,7 @@ def test_a_kept_mask_is_chosen_anew_by_no_backend(strategy, dtype):
     layer, unit = identity_layer(strategy)
     layer, unit = layer[0].to(dtype).eval(), unit.to(dtype)
     kept = ~layer.rule_mask()
-    layer.keep(kept)
+    layer.set_mask(kept)
     assert torch.equal(layer(unit)[:, :, 0, 0].T != 0, kept[:, :, 0, 0])
     assert torch.equal(layer.effective_weight(), layer.weight * kept)
 

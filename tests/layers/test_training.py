@@ -12,7 +12,7 @@ import fst
 from fst import NM
 from fst.basics.errors import UsageError
 from fst.layers.modules import SparseLayer
-from fst.layers.remembered import PassingState
+from fst.layers.remembered import TransientState
 from fst.ops.plan import CallPlan
 from tests.networks import TRAINED, attach, batch, gradients, optimizer_for, small_net
 from tests.oracle.conv import reference_nm_mask
@@ -145,7 +145,7 @@ def test_a_replica_of_data_parallel_changes_nothing_of_its_layer():
     replica = net._replicate_for_data_parallel()
     replica.weight, replica.bias = net.weight * 1, net.bias * 1
     assert torch.equal(replica(batch()), net.eval()(batch()))
-    assert replica.passing.calls == 1 and net.passing.calls == 0
+    assert replica.transient.calls == 1 and net.transient.calls == 0
     assert net.state.kept_mask is None
 
 
@@ -156,7 +156,7 @@ def test_frozen_does_not_nest():
     fst.convert(net, "fst")
     with fst.frozen(net), pytest.raises(ValueError, match="frozen already"), fst.frozen(net):
         pass
-    assert net[0].passing.frozen is None
+    assert net[0].transient.frozen is None
 
 
 def _fold_a_part(net):
@@ -193,7 +193,7 @@ def test_no_layer_stays_frozen(within):
         within(net)
     for layer in layers:
         if isinstance(layer, SparseLayer):
-            assert layer.passing.frozen is None
+            assert layer.transient.frozen is None
             maps = torch.randn(1, layer.in_channels, 4, 4).double()
             before = layer(maps)
             with torch.no_grad():
@@ -214,13 +214,13 @@ def test_a_thread_that_leaves_a_frozen_block_leaves_none_behind():
 
     thread = threading.Thread(target=evaluate)
     thread.start()
-    assert entered.wait(10) and net[0].passing.frozen is not None
+    assert entered.wait(10) and net[0].transient.frozen is not None
     with pytest.raises(ValueError, match="frozen already"), fst.frozen(net):
         pass
-    assert net[0].passing.frozen is not None
+    assert net[0].transient.frozen is not None
     go_on.set()
     thread.join()
-    assert net[0].passing.frozen is None and net[2].passing.frozen is None
+    assert net[0].transient.frozen is None and net[2].transient.frozen is None
 
 
 def test_an_interrupt_that_freezes_half_of_the_layers_frees_them(monkeypatch):
@@ -235,7 +235,7 @@ def test_an_interrupt_that_freezes_half_of_the_layers_frees_them(monkeypatch):
             frozen.append(run)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(PassingState, "__setattr__", interrupted)
+    monkeypatch.setattr(TransientState, "__setattr__", interrupted)
     with pytest.raises(KeyboardInterrupt), fst.frozen(net):
         pass
     assert len(frozen) == 1 and frozen[0].frozen is None

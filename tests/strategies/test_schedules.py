@@ -310,7 +310,7 @@ def test_dense_phases_begin_and_end_at_their_step(name, options, sparse):
     layer, found = next(iter(fst.sparse_layers(net).values())), ""
     for seed in range(8):
         net(batch(seed)).square().mean().backward()
-        found += "01"[layer.acting.output is not None]
+        found += "01"[layer.current_strategy.output is not None]
         optimizer.step()
         optimizer.zero_grad()
     assert found == sparse

@@ -214,7 +214,7 @@ def test_the_factor_of_sste_is_that_of_the_first_weights():
     optimizer = OPTIMIZERS["sgd"](net.parameters())
     fst.attach(net, optimizer, total_steps=9)
     train(net, optimizer, range(3))
-    torch.testing.assert_close(net[0].acting.output.factor, factor)
+    torch.testing.assert_close(net[0].current_strategy.output.factor, factor)
 
 
 def test_soft_thresholds_are_continuous():

@@ -36,9 +36,9 @@ def test_step_switches_when_the_moment_is_steady():
     for group in training.optimizer.param_groups:
         group["eps"] = 1e3
     training.steps(10)
-    assert training.layers[0].acting.output is None
+    assert training.layers[0].current_strategy.output is None
     training.step(10)
-    assert training.layers[0].acting.output is not None
+    assert training.layers[0].current_strategy.output is not None
 
 
 def test_step_is_dense_adam_before_the_switch():
@@ -56,7 +56,7 @@ def test_layers_without_a_gradient_are_left_alone():
     before = frozen.detach().clone()
     training.steps(20)
     assert torch.equal(frozen, before)
-    assert training.layers[1].acting.output is not None
+    assert training.layers[1].current_strategy.output is not None
     assert fst.verify(fst.fold(training.net)).ok
 
 

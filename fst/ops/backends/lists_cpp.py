@@ -15,19 +15,6 @@ from torch import Tensor
 from fst.backends.registry import register_backend
 from fst.ops import cpp
 from fst.ops.backends.lists import ByList, ByLists
-from fst.ops.cpp import (
-    KINDS,
-    check_list,
-    check_map,
-    check_operands,
-    check_plain,
-    convolution,
-    integers,
-    kernel,
-    like_grad_input,
-    like_grad_weight,
-    operator,
-)
 from fst.ops.geometry import (
     Geometry,
     geometry_of,
@@ -42,7 +29,7 @@ from fst.ops.positions.draw import Listed
 FEW_CHANNELS = 8  # of the input, below which the kernel's tiles are mostly empty
 
 
-@operator(like=like_grad_weight, tensors=7)
+@cpp.operator(like=cpp.like_grad_weight, tensors=7)
 def list_grad_weight(
     grad_output: Tensor,
     input: Tensor,
@@ -75,26 +62,26 @@ def list_grad_weight(
     Returns:
         dW of ``weight_shape``, in the dtype of grad_output.
     """
-    check_operands(grad_output=grad_output, input=input)
+    cpp.check_operands(grad_output=grad_output, input=input)
     geometry = geometry_of(stride, padding, dilation, groups)
-    numbers, channels = convolution(input.shape, weight_shape, geometry)
+    numbers, channels = cpp.convolution(input.shape, weight_shape, geometry)
     samples, out, height, width = output_shape(input.shape, weight_shape, geometry)
     positions = samples * height * width
-    check_list(index, weight, positions)
-    check_plain(torch.float32, (input.shape[1],), mean=mean)
-    check_plain(torch.float32, (out, *weight_shape[2:]), sums=sums)
+    cpp.check_list(index, weight, positions)
+    cpp.check_plain(torch.float32, (input.shape[1],), mean=mean)
+    cpp.check_plain(torch.float32, (out, *weight_shape[2:]), sums=sums)
     rows, places = positions_of(grad_output), math.prod(grad_output.shape[2:])
     if source is None:
-        check_map(grad_output, input.shape, weight_shape, geometry)
+        cpp.check_map(grad_output, input.shape, weight_shape, geometry)
     elif grad_output.shape[1] != out:
         raise ValueError(f"grad_output {tuple(grad_output.shape)} must have {out} channels.")
     else:
         _check_source(source, index, rows)
-    like = like_grad_weight(grad_output, weight_shape, channels_last)
+    like = cpp.like_grad_weight(grad_output, weight_shape, channels_last)
     layouts = (is_channels_last(input), is_channels_last(grad_output), is_channels_last(like))
-    run, kind = kernel("fst_list_grad_weight"), KINDS[input.dtype]
+    run, kind = cpp.kernel("fst_list_grad_weight"), cpp.KINDS[input.dtype]
     last, shape, strides = (
-        (integers(*numbers), *channels, integers(*layouts)),
+        (cpp.integers(*numbers), *channels, cpp.integers(*layouts)),
         like.shape,
         like.stride(),
     )
@@ -127,7 +114,7 @@ def list_grad_weight(
     return multiply
 
 
-@operator(like=like_grad_input, tensors=4)
+@cpp.operator(like=cpp.like_grad_input, tensors=4)
 def list_grad_input(
     grad_output: Tensor,
     weight: Tensor,
@@ -151,15 +138,15 @@ def list_grad_input(
     Returns:
         dX of ``input_size``, in the dtype and memory format of grad_output.
     """
-    check_operands(grad_output=grad_output, weight=weight)
+    cpp.check_operands(grad_output=grad_output, weight=weight)
     geometry = geometry_of(stride, padding, dilation, groups)
-    numbers, channels = convolution(input_size, weight.shape, geometry)
-    check_map(grad_output, input_size, weight.shape, geometry)
-    check_list(index, list_weight, positions_of(grad_output))
-    like = like_grad_input(grad_output, input_size)
-    run, kind = kernel("fst_list_grad_input"), KINDS[weight.dtype]
+    numbers, channels = cpp.convolution(input_size, weight.shape, geometry)
+    cpp.check_map(grad_output, input_size, weight.shape, geometry)
+    cpp.check_list(index, list_weight, positions_of(grad_output))
+    like = cpp.like_grad_input(grad_output, input_size)
+    run, kind = cpp.kernel("fst_list_grad_input"), cpp.KINDS[weight.dtype]
     layouts = (is_channels_last(grad_output), is_channels_last(weight))
-    given, last = integers(*numbers), (*channels, integers(*layouts))
+    given, last = cpp.integers(*numbers), (*channels, cpp.integers(*layouts))
     shape, strides = like.shape, like.stride()
 
     def multiply(grad_output: Tensor, weight: Tensor, index: Tensor, list_weight: Tensor) -> Tensor:
@@ -176,7 +163,7 @@ def list_grad_input(
 
 
 def _check_source(source: Tensor, index: Tensor, rows: int) -> None:
-    check_plain(torch.int32, (index.numel(),), source=source)
+    cpp.check_plain(torch.int32, (index.numel(),), source=source)
     if not source.numel():
         return
     low, high = torch.aminmax(source)

@@ -55,7 +55,7 @@ def _grad_weight(
     kh, kw).
 
     Args:
-        grad_output: (N, Cout, P', Q'), of which ``source`` counts positions.
+        grad_output: (N, Cout, P', Q'), whose positions ``source`` counts.
         input: (N, Cin, H, W).
         weight: only its shape and memory format count.
     """
@@ -93,7 +93,7 @@ def _grad_input(
         weight: (Cout, Cin/groups, kh, kw).
     """
     places, scale = listed[:2]
-    assert scale is not None  # of a drawn list
+    assert scale is not None
     groups, (outputs, channels, *kernel) = geometry.groups, weight.shape
     wide = torch.promote_types(grad_output.dtype, torch.float32)
     grads = _rows(grad_output)[places] * scale[:, None].to(grad_output.dtype)

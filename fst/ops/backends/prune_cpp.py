@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fst.backends.registry import Backend, register_backend
 from fst.ops import cpp
-from fst.ops.cpp import KINDS, check_groups, check_operands, integers, kernel, operator
 from fst.ops.operands import PruneMaps, PruneWeight
 from fst.ops.prune import PrunedWeight, is_of_weight
 
@@ -30,22 +29,22 @@ def like_weight(weight: Tensor, patterns: Sequence[int], dtype: torch.dtype) -> 
     return [*pruned, torch.empty_like(weight, dtype=torch.bool)] if n_output else pruned
 
 
-@operator(like=like_weight, tensors=1, returns="list[Tensor]")
+@cpp.operator(like=like_weight, tensors=1, returns="list[Tensor]")
 def prune_weight(
     weight: Tensor, groups: int, patterns: Sequence[int], dtype: torch.dtype
 ) -> Callable[[Tensor], list[Tensor]]:
     """S(W), S(Wᵀ) and the mask of S(W), as `prune_triton.prune_weight` gives them."""
-    check_operands(weight=weight)
+    cpp.check_operands(weight=weight)
     rows, channels, height, width = weight.shape
-    check_groups(groups, rows)
+    cpp.check_groups(groups, rows)
     if dtype not in RESULTS.get(weight.dtype, ()):
         raise TypeError(f"weight has dtype {weight.dtype}, the result {dtype}.")
     n_output, m_output, n_grad_input, m_grad_input = patterns
     _check_pattern(n_output, m_output, least=0)
     _check_pattern(n_grad_input, m_grad_input, least=0)
     sizes = (rows // groups, channels, height * width, weight.stride(1) == 1, groups)
-    numbers = (KINDS[weight.dtype], KINDS[dtype], *sizes, *patterns)
-    run, is_empty = kernel("fst_prune_weight"), not weight.numel()
+    numbers = (cpp.KINDS[weight.dtype], cpp.KINDS[dtype], *sizes, *patterns)
+    run, is_empty = cpp.kernel("fst_prune_weight"), not weight.numel()
 
     def prune(weight: Tensor) -> list[Tensor]:
         first = second = mask = None
@@ -67,27 +66,27 @@ def prune_weight(
     return prune
 
 
-@operator(like=lambda grad_output: torch.empty_like(grad_output), tensors=1)
+@cpp.operator(like=lambda grad_output: torch.empty_like(grad_output), tensors=1)
 def prune_grad_output(
     grad_output: Tensor, n: int, m: int, rule: str, rescale: str, groups: int, seed: Tensor | None
 ) -> Callable[[Tensor], Tensor]:
     """grad_output (N, C, P, Q) pruned along C, as `prune_triton.prune_grad_output` does it."""
-    check_operands(grad_output=grad_output)
+    cpp.check_operands(grad_output=grad_output)
     _check_pattern(n, m, 1, MOST_DRAWN_M if rule == "random" else MOST_M)
     samples, channels, height, width = grad_output.shape
-    check_groups(groups, channels)
+    cpp.check_groups(groups, channels)
     if rule == "random" and (seed is None or seed.dtype != torch.int64 or seed.numel() != 1):
         raise ValueError("rule='random' needs seed=, one int64.")
     place = 2 if width == 1 else 3
     strides = [grad_output.stride(axis) for axis in (0, 1, place)]
     made = torch.empty_like(grad_output, device="meta")
-    written = integers(*(made.stride(axis) for axis in (0, 1, place)))
+    written = cpp.integers(*(made.stride(axis) for axis in (0, 1, place)))
     rescaled = rescale if rule == "magnitude_rescaled" else ""
     numbers = (
-        *(KINDS[grad_output.dtype], samples, channels, height * width, integers(*strides)),
+        *(cpp.KINDS[grad_output.dtype], samples, channels, height * width, cpp.integers(*strides)),
         *(written, n, m, rescaled == "group", rescaled == "sample_channel", groups),
     )
-    run, is_empty = kernel("fst_prune_grad_output"), not grad_output.numel()
+    run, is_empty = cpp.kernel("fst_prune_grad_output"), not grad_output.numel()
     draw = seed if rule == "random" else None
 
     def prune(grad_output: Tensor) -> Tensor:
@@ -184,7 +183,7 @@ def from_kernel(
     patterns name them.
     """
     dtype, patterns = operands.dtype, operands.strategy.weight_patterns
-    assert patterns is not None  # a kernel runs
+    assert patterns is not None
     casts = operands.weight.dtype != dtype
     is_own, follows = bool(patterns[2]), is_of_weight(operands.strategy.grad_input)
     prunes_output = bool(patterns[0])

@@ -43,7 +43,7 @@ def _prune_weight(operands: PruneWeight) -> PrunedWeight:
     elif mask is None and strategy.output is not None:
         mask = strategy.output.weight_mask(weight, "output", groups, generator)
     if strategy.output is not None:
-        assert mask is not None  # chosen above, or kept
+        assert mask is not None
         if strategy.output.changes_values:
             output = strategy.output.weight_values(weight, mask, groups).to(dtype)
         else:
@@ -55,7 +55,7 @@ def _prune_weight(operands: PruneWeight) -> PrunedWeight:
     if own is None:
         source = weight
         if rule.after_output:
-            assert mask is not None  # of the rule in output
+            assert mask is not None
             source = apply_mask(weight, mask)
         own = rule.weight_mask(source, "grad_input", groups, generator)
     return PrunedWeight(output, apply_mask(output if rule.after_output else dense, own), mask)

@@ -41,7 +41,7 @@ def _multiply(operands: FixedGradWeight) -> Gradients:
     def multiply(sums: Tensor, lattice: Lattice) -> Tensor:
         image, strided = windows(input, lattice, size, kernel, operands.geometry)
         total = gradients(sums, image, weight, strided, ONLY_WEIGHT)(sums, image, weight)[1]
-        assert total is not None  # needed
+        assert total is not None
         return total
 
     return by_lattice(operands, multiply)

@@ -19,21 +19,6 @@ from fst.ops import cpp
 from fst.ops.backends.library import all_kept, with_grad_input
 from fst.ops.backends.lists import listed_of, share_of_positions
 from fst.ops.backends.zeros_weight import are_few, cost_of
-from fst.ops.cpp import (
-    KINDS,
-    MOST_POSITIONS,
-    check_list,
-    check_map,
-    check_operands,
-    check_plain,
-    convolution,
-    integers,
-    kernel,
-    like_grad_input,
-    like_grad_weight,
-    like_output,
-    operator,
-)
 from fst.ops.geometry import Geometry, geometry_of, is_channels_last, positions_of, share_of_mean
 from fst.ops.operands import (
     DrawnGradWeight,
@@ -68,12 +53,12 @@ def _too_large(places: int, weight_shape: Sequence[int]) -> str:
     """The limit of the kernels that so many pixels or a weight exceed; "" if none is exceeded."""
     if max(weight_shape[2:]) > MOST_TAPS:
         return f"a kernel of more than {MOST_TAPS} taps along an axis"
-    if max(places, math.prod(weight_shape)) > MOST_POSITIONS:
-        return f"more than {MOST_POSITIONS} places or weights"
+    if max(places, math.prod(weight_shape)) > cpp.MOST_POSITIONS:
+        return f"more than {cpp.MOST_POSITIONS} places or weights"
     return ""
 
 
-@operator(like=like_output, tensors=3)
+@cpp.operator(like=cpp.like_output, tensors=3)
 def maps_output(
     input: Tensor,
     weight: Tensor,
@@ -93,15 +78,15 @@ def maps_output(
     Returns:
         (N, Cout, P, Q) in the dtype and memory format of the input.
     """
-    check_operands(input=input, weight=weight)
+    cpp.check_operands(input=input, weight=weight)
     geometry = geometry_of(stride, padding, dilation, groups)
     numbers = _numbers(input.shape, weight.shape, geometry)
-    check_plain(input.dtype, (len(weight),), bias=bias)
-    like = like_output(input, weight, *geometry)
+    cpp.check_plain(input.dtype, (len(weight),), bias=bias)
+    like = cpp.like_output(input, weight, *geometry)
     return _product(input, weight, False, like, numbers)
 
 
-@operator(like=like_grad_input, tensors=2)
+@cpp.operator(like=cpp.like_grad_input, tensors=2)
 def maps_grad_input(
     grad_output: Tensor,
     weight: Tensor,
@@ -121,15 +106,15 @@ def maps_grad_input(
     Returns:
         dX of ``input_size``, in the dtype and memory format of grad_output.
     """
-    check_operands(grad_output=grad_output, weight=weight)
+    cpp.check_operands(grad_output=grad_output, weight=weight)
     geometry = geometry_of(stride, padding, dilation, groups)
     numbers = _numbers(input_size, weight.shape, geometry)
-    check_map(grad_output, input_size, weight.shape, geometry)
-    like = like_grad_input(grad_output, input_size)
+    cpp.check_map(grad_output, input_size, weight.shape, geometry)
+    like = cpp.like_grad_input(grad_output, input_size)
     return _product(grad_output, weight, True, like, numbers)
 
 
-@operator(like=like_grad_weight, tensors=6)
+@cpp.operator(like=cpp.like_grad_weight, tensors=6)
 def maps_grad_weight(
     grad_output: Tensor,
     input: Tensor,
@@ -152,32 +137,32 @@ def maps_grad_weight(
         grad_output: (N, Cout, P, Q).
         input: (N, Cin, H, W).
         index: (n,) int32, positions of the output map, ascending; None: all of them.
-        weight: (n,) float32; None: 1 everywhere. Positions whose weights add up to 0 are left out.
+        weight: (n,) float32; None: 1 everywhere. Positions whose weights add up to 0 are skipped.
         mean: (Cin,) float32, with a list: subtracted from the input inside the image.
         sums: (Cout, kh, kw) float32, which ``mean`` is multiplied by; None: nothing is added.
         weight_shape: (Cout, Cin/groups, kh, kw).
         channels_last: the memory format of the result.
-        zeros_of: "input" or "grad_output", whose zeros are left out.
+        zeros_of: "input" or "grad_output", whose zeros are skipped.
 
     Returns:
         dW of ``weight_shape``, in the dtype of grad_output.
     """
-    check_operands(grad_output=grad_output, input=input)
+    cpp.check_operands(grad_output=grad_output, input=input)
     if zeros_of not in ("input", "grad_output"):
         raise ValueError(f"zeros_of={zeros_of!r} must be 'input' or 'grad_output'.")
     geometry = geometry_of(stride, padding, dilation, groups)
     numbers = _numbers(input.shape, weight_shape, geometry)
-    check_map(grad_output, input.shape, weight_shape, geometry)
+    cpp.check_map(grad_output, input.shape, weight_shape, geometry)
     if index is None and not (weight is mean is sums is None):
         raise ValueError("weight, mean and sums belong to a list: index must be given.")
     if index is not None:
-        check_list(index, weight, positions_of(grad_output))
-    check_plain(torch.float32, (input.shape[1],), mean=mean)
-    check_plain(torch.float32, (weight_shape[0], *weight_shape[2:]), sums=sums)
-    like = like_grad_weight(grad_output, weight_shape, channels_last)
+        cpp.check_list(index, weight, positions_of(grad_output))
+    cpp.check_plain(torch.float32, (input.shape[1],), mean=mean)
+    cpp.check_plain(torch.float32, (weight_shape[0], *weight_shape[2:]), sums=sums)
+    like = cpp.like_grad_weight(grad_output, weight_shape, channels_last)
     layouts = (is_channels_last(input), is_channels_last(grad_output), is_channels_last(like))
-    run, last = kernel("fst_maps_grad_weight"), (*numbers, integers(*layouts))
-    first = KINDS[input.dtype], zeros_of == "input"
+    run, last = cpp.kernel("fst_maps_grad_weight"), (*numbers, cpp.integers(*layouts))
+    first = cpp.KINDS[input.dtype], zeros_of == "input"
     shape, strides = like.shape, like.stride()
     is_empty = not grad_output.numel() or not like.numel()
 
@@ -215,8 +200,8 @@ def _product(
 ) -> Callable[..., Tensor]:
     """A product of ``source`` and ``weight``, of the form of ``like``; only forms count."""
     layouts = (is_channels_last(source), is_channels_last(weight), is_channels_last(like))
-    run, last = kernel("fst_maps_product"), (*numbers, integers(*layouts))
-    kind, shape, strides = KINDS[source.dtype], like.shape, like.stride()
+    run, last = cpp.kernel("fst_maps_product"), (*numbers, cpp.integers(*layouts))
+    kind, shape, strides = cpp.KINDS[source.dtype], like.shape, like.stride()
     is_empty, is_all_bias = not like.numel(), not source.numel()
 
     def multiply(source: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -236,11 +221,11 @@ def _product(
 
 def _numbers(input_size: Sequence[int], weight_shape: Sequence[int], geometry: Geometry) -> Numbers:
     """Return the numbers that kernels take of shapes, see `convolution`."""
-    numbers, channels = convolution(input_size, weight_shape, geometry)
+    numbers, channels = cpp.convolution(input_size, weight_shape, geometry)
     samples, height, width, *_ = numbers
     if reason := _too_large(samples * height * width, weight_shape):
         raise ValueError(f"input {tuple(input_size)} and weight {tuple(weight_shape)}: {reason}.")
-    return integers(*numbers), *channels
+    return cpp.integers(*numbers), *channels
 
 
 Product = Output | GradInput | GradWeight
@@ -367,7 +352,7 @@ class ListedZeros(ZerosOfMaps):
         multiply = maps_grad_weight.plan(*maps, *chosen, *self._wanted(operands))
 
         def product(operands: GradWeight) -> Tensor:
-            assert isinstance(operands, DrawnGradWeight)  # as planned
+            assert isinstance(operands, DrawnGradWeight)
             places, scale, _, mean, sums = listed_of(operands)
             found: Tensor = multiply(
                 operands.grad_output, operands.input, places, scale, mean, sums

@@ -9,17 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fst.ops.cpp import (
-    KINDS,
-    MOST_POSITIONS,
-    check_map,
-    check_operands,
-    check_plain,
-    convolution,
-    integers,
-    kernel,
-    operator,
-)
+from fst.ops import cpp
 from fst.ops.geometry import geometry_of, is_channels_last, pair_of, positions_of
 from fst.rules.rule import Lattice
 
@@ -80,7 +70,7 @@ def _like_measured(
     return empty(samples * rows * columns), empty(sums)
 
 
-@operator(like=_like_measured, tensors=1, returns="tuple[Tensor, Tensor]")
+@cpp.operator(like=_like_measured, tensors=1, returns="tuple[Tensor, Tensor]")
 def measure_positions(
     grad_output: Tensor,
     input_size: Sequence[int],
@@ -102,17 +92,17 @@ def measure_positions(
         float32: of grad_output over the positions whose tap lies inside the image (empty without
         ``with_sums``).
     """
-    check_operands(grad_output=grad_output)
+    cpp.check_operands(grad_output=grad_output)
     samples, channels = grad_output.shape[:2]
     size = (samples, channels, *pair_of("input_size", input_size[-2:]))
     shape = (channels, channels, *pair_of("kernel_size", kernel_size))
     geometry = geometry_of(stride, padding, dilation, 1)
-    numbers, _ = convolution(size, shape, geometry)
-    check_map(grad_output, size, shape, geometry)
+    numbers, _ = cpp.convolution(size, shape, geometry)
+    cpp.check_map(grad_output, size, shape, geometry)
     positions = positions_of(grad_output)
     sums_shape = (channels, *shape[2:]) if with_sums else (0,)
-    run, given = kernel("fst_measure_positions"), integers(*numbers)
-    form = KINDS[grad_output.dtype], channels, is_channels_last(grad_output), given
+    run, given = cpp.kernel("fst_measure_positions"), cpp.integers(*numbers)
+    form = cpp.KINDS[grad_output.dtype], channels, is_channels_last(grad_output), given
 
     def measure(grad_output: Tensor) -> tuple[Tensor, Tensor]:
         scores = torch.empty(positions, dtype=torch.float32)
@@ -131,7 +121,7 @@ def _like_drawn(scores: Tensor, n: int) -> tuple[Tensor, Tensor]:
     return scores.new_empty(size, dtype=torch.int32), scores.new_empty(size)
 
 
-@operator(like=_like_drawn, tensors=3, returns="tuple[Tensor, Tensor]")
+@cpp.operator(like=_like_drawn, tensors=3, returns="tuple[Tensor, Tensor]")
 def draw_positions(
     scores: Tensor, n: int, start: Tensor
 ) -> Callable[[Tensor, int, Tensor], tuple[Tensor, Tensor]]:
@@ -145,15 +135,17 @@ def draw_positions(
     Returns:
         index (n,) int32, ascending; weight (n,) float32: reciprocals of the probabilities.
     """
-    check_plain(torch.float32, (scores.numel(),), scores=scores)
-    check_plain(torch.float64, (), start=start)
+    cpp.check_plain(torch.float32, (scores.numel(),), scores=scores)
+    cpp.check_plain(torch.float64, (), start=start)
     if n < 0:
         raise ValueError(f"n={n} must not be negative.")
     if not 0 <= (value := float(start)) < 1:
         raise ValueError(f"start={value} must be in [0, 1).")
-    if len(scores) > MOST_POSITIONS:
-        raise ValueError(f"{len(scores)} scores are more than a list can name: {MOST_POSITIONS}.")
-    run = kernel("fst_draw_positions")
+    if len(scores) > cpp.MOST_POSITIONS:
+        raise ValueError(
+            f"{len(scores)} scores are more than a list can name: {cpp.MOST_POSITIONS}."
+        )
+    run = cpp.kernel("fst_draw_positions")
 
     def draw(scores: Tensor, n: int, start: Tensor) -> tuple[Tensor, Tensor]:
         count = scores.numel()

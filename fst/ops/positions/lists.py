@@ -62,7 +62,7 @@ class Lists:
 
     def sums(self, rule: Sampled) -> Tensor:
         """(Cout, kh, kw) Σ dY over the positions whose tap lies inside the image, contiguous; empty
-        where nobody needs it.
+        without ``with_sums``.
         """
         return self._scores(rule)[1]
 

@@ -193,7 +193,7 @@ class SparsityHook(Hook):
         if not runner._resume and wrappers:
             self._check_fit(runner, state_dict_of(checkpoint))
             for layer in self._layers.values():
-                layer.passing.has_loaded_state = True  # a new training, which needs no warning
+                layer.transient.has_loaded_state = True  # a new training, which needs no warning
             return
         if state:
             self._begin(runner)
