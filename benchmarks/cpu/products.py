@@ -203,7 +203,7 @@ def programs(layer: Layer, batch: int, sparseprop: SparseProp | None) -> dict[st
         return maps_grad_weight(dy, x, *no_list, *rest)
 
     kernels = {
-        ("Y", "W"): lambda w: zeros_output(x, w, None, None, *geometry),
+        ("Y", "W"): lambda w: zeros_output(x, w, None, None, None, *geometry),
         ("dX", "W"): lambda w: zeros_grad_input(dy, w, x.shape, *geometry),
         ("dX", "dY"): lambda dy: maps_grad_input(dy, weight, x.shape, *geometry),
         ("dW", "X"): grad_weight,

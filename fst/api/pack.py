@@ -15,24 +15,23 @@ from fst.api.fold import fold
 from fst.backends.timing import Timing, compare
 from fst.basics.errors import UsageError
 from fst.basics.values import check_module, one_of
-from fst.inference.chained import APART, Chain
 from fst.inference.checks import refuses_packing
-from fst.inference.choosing import Choice
 from fst.inference.fused import fuse
-from fst.inference.packed import LIBRARY, pack_layer, packed_layers
+from fst.inference.packed import pack_layer, packed_layers
 from fst.inference.report import (
     BFLOAT16,
-    DENSE,
+    FOLDED,
     PACKED,
     PLAIN,
     PackReport,
     chain_rows,
-    choices_of,
     layer_rows,
+    plans_of,
 )
 from fst.inference.traced import State, Trace, python_state, restore, run_graph, trace
 from fst.layers.calls import LayerCall, called_on, each_call
 from fst.layers.modules import sparse_layers
+from fst.ops.backends.packed import LIBRARY
 from fst.ops.cpp import KINDS, missing
 
 REPEATS, MOST_MS = 7, 4_000.0  # of the whole model's timing
@@ -51,18 +50,20 @@ def pack(
     *,
     dtype: torch.dtype | None = None,
 ) -> nn.Module:
-    """A copy of ``model`` for inference on this CPU, whose layers may leave out their zeros.
+    """A copy of ``model`` for inference on this CPU, whose layers may skip their zeros.
 
-    Each `nn.Conv2d` and `nn.Linear` is timed on the example input: the library's product against
-    the product by zeros, and the faster one stays, if it gains 5 %. Where torch.fx traces a model,
-    batch norm, a residual addition and ReLU, ReLU6, SiLU or Hardswish become part of the layer
-    before them; a model that it cannot trace is packed part by part. Zeros may be of any pattern. A
-    depthwise layer and the 1x1 layers around it may be computed in one go.
+    Each `nn.Conv2d` and `nn.Linear` is computed by one of several backends, which are timed on the
+    example input and chosen as in training (`fst.backends`): another one than the library must gain
+    5 %. Times are kept on disk; FST_AUTOTUNE=0, `force` and FST_BACKENDS (packed=NAME) decide here
+    too. Where torch.fx traces a model, batch norm, a residual addition and ReLU, ReLU6, SiLU or
+    Hardswish become part of the layer before them; a model that it cannot trace is packed part by
+    part. Zeros may be of any pattern. One kernel may compute a depthwise layer together with the
+    1x1 layers around it.
 
-    The copy takes any other size: a layer times it at its first call (further sizes than eight do
-    as the nearest). Its state_dict has the plain model's keys and values, and loads such a one. It
-    can be copied, pickled, exported with torch.export, and called from several threads. It cannot
-    be trained: a call in training mode, or one that requires a gradient, raises UsageError.
+    The copy takes any other size: a layer times it at its first call (after eight sizes the most
+    frequent choice holds). Its state_dict has the plain model's keys and values, and loads such a
+    one. It can be copied, pickled, exported with torch.export, and called from several threads. It
+    cannot be trained: a call in training mode, or one that requires a gradient, raises UsageError.
 
     Changed weights, batch norms, strides, modules, hooks, and plain values that the model's code
     reads are noticed in the next call. What PyTorch does not count is not: ``weight.data.mul_(2)``,
@@ -78,8 +79,8 @@ def pack(
 
     Returns:
         The copy, in evaluation mode. ``copy.report`` is a `PackReport`; it says
-        "nothing gained here" where neither zeros nor layers in one go made the model faster, and
-        then all layers run by the library.
+        "nothing gained here" where no kernel of this package made the model faster, and then all
+        layers run by the library.
 
     Raises:
         RuntimeError: the C++ kernels cannot run here, or the packed model's outputs differ from the
@@ -102,10 +103,12 @@ def pack(
         plain = (fold(model) if sparse_layers(model) else copy.deepcopy(model)).eval()
         state = python_state(plain)
         called_on(plain, _copied(inputs))
-        if all(refuses_packing(module) for module in plain.modules()):
+        layers = [of for of in plain.named_modules() if isinstance(of[1], nn.Conv2d | nn.Linear)]
+        refused = [f"{name!r}: {why}" for name, of in layers if (why := refuses_packing(of))]
+        if len(refused) == len(layers):
             raise ValueError(
                 f"{type(model).__name__} has no nn.Conv2d or nn.Linear that can be packed: "
-                f"{_refusals(plain) or 'it has none at all'}."
+                f"{'; '.join(refused[:3]) or 'it has none at all'}."
             )
         packed, given, apart = _packed_like(plain, state, inputs, dtype)
         packed, times = _timed(plain, packed, inputs, given)
@@ -114,7 +117,7 @@ def pack(
         if used == torch.float32 and torch.cpu._is_avx512_bf16_supported():
             bfloat16 = _in_bfloat16(plain, packed, inputs, state, times)
     restore(packed, state)
-    report = PackReport(
+    packed.report = PackReport(  # type: ignore[assignment]  # no module and no parameter
         layers=layer_rows(plain, packed),
         chains=chain_rows(packed),
         times=times,
@@ -124,7 +127,6 @@ def pack(
         threads=torch.get_num_threads(),
         bfloat16=bfloat16,
     )
-    packed.report = report  # type: ignore[assignment]  # no module and no parameter
     return packed
 
 
@@ -231,9 +233,8 @@ def _cast(packed: nn.Module, dtype: torch.dtype) -> None:
     """Compute in ``dtype``; layers keep their parameters where batch norm is folded into them."""
     layers = packed_layers(packed).values()
     kept = {id(module) for layer in layers if layer.norm for module in (layer, layer.norm)}
-    for layer in layers:
-        layer.choice = Choice(*layer.choice.layers)
-        layer.chain = layer.chain and Chain(layer.chain.layers)
+    for plans in plans_of(packed):
+        plans.only()
     for module in packed.modules():
         if id(module) not in kept:
             for value in [*module._parameters.values(), *module._buffers.values()]:
@@ -246,20 +247,23 @@ def _cast(packed: nn.Module, dtype: torch.dtype) -> None:
 def _timed(
     plain: nn.Module, packed: nn.Module, inputs: tuple[Any, ...], given: tuple[Any, ...]
 ) -> tuple[nn.Module, dict[str, Timing]]:
-    """The packed model, without zeros left out where it is no faster; times of the whole models."""
+    """The packed model, all by the library where it is no faster; times of the whole models."""
     dense = copy.deepcopy(packed, {id(p): p for p in packed.parameters()})
-    for choice in choices_of(dense):
-        choice.only(LIBRARY, APART)
+    for plans in plans_of(dense):
+        plans.only(*LIBRARY)
     functions: dict[str, Callable[[], object]] = {
         PLAIN: lambda: plain(*inputs),
-        DENSE: lambda: dense(*given),
+        FOLDED: lambda: dense(*given),
         PACKED: lambda: packed(*given),
     }
     times = compare(functions, REPEATS, torch.device("cpu"), warmup=1, most=MOST_MS)
-    used = any(choice.first not in ("", LIBRARY, APART) for choice in choices_of(packed))
-    if used and times[PACKED].median < times[DENSE].median:
+    used = any(plans.decision.backend not in LIBRARY for plans in plans_of(packed))
+    if used and times[PACKED].median < times[FOLDED].median:
         return packed, times
-    return dense, times | {PACKED: times[DENSE]}
+    for plans, tried in zip(plans_of(dense), plans_of(packed), strict=True):
+        decision = plans.decision._replace(times=tried.decision.times)
+        plans.record.decisions[decision.operation] = decision
+    return dense, times | {PACKED: times[FOLDED]}
 
 
 def _in_bfloat16(
@@ -288,12 +292,3 @@ def _in_bfloat16(
     gain = found[PACKED].median / found[BFLOAT16].median
     outputs = "" if apart is None else f", and outputs differ by {apart:.1e} of their largest value"
     return f"In bfloat16 it is {gain:.2f} times as fast{outputs}: {advice}."
-
-
-def _refusals(model: nn.Module) -> str:
-    found = [
-        f"{name!r}: {refuses_packing(module)}"
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Conv2d | nn.Linear)
-    ]
-    return "; ".join(found[:3])

@@ -169,7 +169,7 @@ def _may_skip_zeros(layer: SparseLayer) -> bool:
 
 def _why(decision: Decision) -> str:
     """The reason of a decision, with the times where there are some."""
-    return f"{decision.reason} ({_times(decision)} ms)" if decision.times else decision.reason
+    return f"{decision.reason} ({decision.measured} ms)" if decision.times else decision.reason
 
 
 def _gain(decision: Decision) -> str:
@@ -214,17 +214,13 @@ def backends_table(model: nn.Module) -> str:
             decision = layer.state.record.decisions.get(operation)
             row = ("torch", NO_CHOICE, "")
             if decision is not None:
-                row = (decision.backend, decision.reason, _times(decision))
+                row = (decision.backend, decision.reason, decision.measured)
             rows.setdefault((operation, *row), []).append(name)
     shown = [
         (*row[:2], _some(names, len(layers)), *row[2:])
         for row, names in sorted(rows.items(), key=lambda item: item[0][0])
     ]
     return table(("operation", "backend", "layers", "why", "measured ms"), shown)
-
-
-def _times(decision: Decision) -> str:
-    return ", ".join(f"{name} {time:.3g}" for name, time in decision.times.items())
 
 
 def _some(names: list[str], of: int, limit: int = 3) -> str:

@@ -9,6 +9,7 @@ else                 →  the candidate that is predicted to be the fastest
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -27,9 +28,10 @@ from fst.backends.registry import Backend
 
 DENSE = "dense"  # the backend that skips nothing
 LEAST_GAIN = 1.05
-LEAST_SAVED = 0.5  # ms compared with the dense backend: a call of the op costs more than torch's
+LEAST_SAVED = 0.5  # ms in training, against the dense backend: a call of the op costs as much
 REPEATS = 11
 LONG = 8.0  # milliseconds of one candidate's calls, after which fewer repeats are enough
+LONG_PACKED = 200.0  # of a packed layer, which chooses once for all its calls
 TIMED_SAMPLES = 8  # of a batch: a vector of images; AVX-512 has twice as many
 CAPTURED = "not measured: a graph is captured"
 VARIABLE = "FST_AUTOTUNE"
@@ -63,10 +65,12 @@ class Operands:
     Attributes:
         operation: its name in `fst.backends.OPERATIONS`.
         kind: the name of the methods of the backends that compute it.
+        trains: False of packed layers, where every gain counts and rounding may vary.
     """
 
     operation: ClassVar[str]
     kind: ClassVar[str]
+    trains: ClassVar[bool] = True
 
     @property
     def device(self) -> torch.device:
@@ -125,17 +129,20 @@ def current_record() -> Record:
 
 
 def choose(
-    operands: Operands, record: Record | None = None
+    operands: Operands, record: Record | None = None, only: tuple[str, ...] = ()
 ) -> tuple[Callable[[Any], Any], Decision]:
     """The function that computes operands of this form, and the decision, which is recorded.
 
     Args:
         record: by whose times it chooses; None: `current_record`.
+        only: names of the backends to choose from, where one of them can compute it.
 
     Raises:
         RuntimeError: the forced backend refuses the operands.
     """
     found, reasons = registry.candidates(operands)
+    if named := [backend for backend in found if backend.name in only]:
+        found, reasons = named, "no other backend is allowed here"
     if torch.compiler.is_compiling():
         backend = _cheapest(found, operands)
         return backend.plan(operands), Decision(operands.operation, backend.name, "")
@@ -164,14 +171,14 @@ def _cheapest(found: list[Backend], operands: Operands) -> Backend:
 
 
 def may_time(device: torch.device, found: dict[str, Backend], operands: Operands) -> bool:
-    """True where candidates are timed: FST_AUTOTUNE=1 or 0; unset, on GPUs, and on CPUs where one
-    of them skips what another one computes.
+    """True where candidates are timed: FST_AUTOTUNE=1 or 0; unset, on GPUs, of packed layers, and
+    on CPUs where one of them skips what another one computes.
 
     Other backends of one result are not timed on CPUs: rounding would follow the times, for little.
     """
     if is_off():
         return False
-    if os.environ.get(VARIABLE) == "1" or device.type == "cuda":
+    if os.environ.get(VARIABLE) == "1" or device.type == "cuda" or not operands.trains:
         return True
     return len({backend.skipped(operands) for backend in found.values()}) > 1
 
@@ -203,7 +210,7 @@ def _decide(
     key = operands.key().text(operation)
     times = record.times.get(key, {})
     if not found.keys() <= times.keys():
-        if usual := _usual(record, operation, costs, default):
+        if usual := _usual(record, operands, costs, default):
             return Decision(operation, usual, "as for most other sizes of this layer")
         surroundings = store.environment(operands.device)
         times = store.known(surroundings, key)
@@ -215,15 +222,15 @@ def _decide(
             store.add(surroundings, key, times)
         record.keep(key, times, operands.device)
     at_hand = {name: times[name] * costs[name] for name in found}
-    return Decision(operation, *_fastest(at_hand, default), at_hand)
+    return Decision(operation, *_fastest(at_hand, operands, default), at_hand)
 
 
-def _usual(record: Record, operation: str, costs: dict[str, float], default: str) -> str:
+def _usual(record: Record, operands: Operands, costs: dict[str, float], default: str) -> str:
     """The most frequent choice of a layer that has met many sizes, else "".
 
     Images of ever new sizes, as detectors have, must not be measured for ever.
     """
-    start = f'["{operation}"'
+    start = f'["{operands.operation}"'
     known = [
         {name: times[name] * costs[name] for name in costs}
         for key, times in record.times.items()
@@ -231,38 +238,37 @@ def _usual(record: Record, operation: str, costs: dict[str, float], default: str
     ]
     if len(known) < MOST_SIZES:
         return ""
-    return Counter(_fastest(times, default)[0] for times in known).most_common(1)[0][0]
+    return Counter(_fastest(times, operands, default)[0] for times in known).most_common(1)[0][0]
 
 
 def _measured(operands: Operands, found: dict[str, Backend], default: str) -> Times:
     """Times of all candidates, measured on some samples; infinite where one raised."""
     wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
     some, scale = operands.first_samples(2 * TIMED_SAMPLES if wide else TIMED_SAMPLES)
-    runs = {name: _run_of(backend, some) for name, backend in found.items()}
+    runs: dict[str, Callable[[], object]] = {}
+    errors: dict[str, Exception] = {}
+    most, negligible = LONG_PACKED, 0.0
+    if operands.trains:
+        most, negligible = LONG, LEAST_SAVED / scale if default == DENSE else 0.0
     with torch.no_grad():
-        negligible = LEAST_SAVED / scale if default == DENSE else 0.0
-        least, errors = timing.race(runs, REPEATS, operands.device, LONG, negligible)
+        for name, backend in found.items():
+            try:
+                plan = backend.plan(some)
+                runs[name] = functools.partial(lambda plan: plan(some.without_draws()), plan)
+            except Exception as error:  # as in a race
+                errors[name] = error
+        least, raised = timing.race(runs, REPEATS, operands.device, most, negligible)
+    errors |= raised
     if default in errors:
         raise errors[default]
     return {name: time * scale for name, time in least.items()} | dict.fromkeys(errors, math.inf)
 
 
-def _run_of(backend: Backend, operands: Operands) -> Callable[[], object]:
-    planned: list[Callable[[Any], Any]] = []
-
-    def run() -> object:
-        if not planned:
-            planned.append(backend.plan(operands))
-        return planned[0](operands.without_draws())
-
-    return run
-
-
-def _fastest(times: Times, default: str) -> tuple[str, str]:
+def _fastest(times: Times, operands: Operands, default: str) -> tuple[str, str]:
     """The backend to choose by these times, and the reason.
 
-    One other than the default is chosen if it is at least 5 % faster, and against the dense backend
-    if it saves what a call of the op costs.
+    One other than the default is chosen if it is at least 5 % faster, and in training against the
+    dense backend if it saves what a call of the op costs.
     """
     best = min(times, key=times.__getitem__)
     gain = times[default] / times[best]
@@ -271,7 +277,7 @@ def _fastest(times: Times, default: str) -> tuple[str, str]:
         return best, f"measured: the default is the fastest{failed}"
     if gain < LEAST_GAIN:
         return default, f"measured: {best} gains {gain - 1:.1%}, less than {LEAST_GAIN - 1:.0%}"
-    if default == DENSE and times[default] - times[best] < LEAST_SAVED:
+    if operands.trains and default == DENSE and times[default] - times[best] < LEAST_SAVED:
         return default, f"measured: {best} saves less than the {LEAST_SAVED} ms of its call"
     return best, f"measured: {gain:.2f}x the speed of {default}{failed}"
 

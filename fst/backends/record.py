@@ -34,6 +34,11 @@ class Decision(NamedTuple):
     times: Times = {}
     skipped: str = ""
 
+    @property
+    def measured(self) -> str:
+        """The times in words."""
+        return ", ".join(f"{name} {time:.3g}" for name, time in self.times.items())
+
 
 @dataclass
 class Record:

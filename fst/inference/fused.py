@@ -194,10 +194,8 @@ def _is_addition(node: fx.Node) -> bool:
     return known and len(node.args) == 2 and not node.kwargs
 
 
-def _activation(node: fx.Node | None, modules: dict[str, nn.Module]) -> str:
+def _activation(node: fx.Node, modules: dict[str, nn.Module]) -> str:
     """Which of ACTIVATIONS a node computes of its first argument; "" for none."""
-    if node is None:
-        return ""
     if node.op == "call_module":
         module = modules[str(node.target)]
         return "" if is_hooked(module) else MODULES.get(type(module), "")

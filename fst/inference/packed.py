@@ -1,72 +1,63 @@
-"""Layers for inference alone, which multiply by the library or by the zeros of their weight.
+"""Layers for inference alone: a plan for each form of the input computes the product.
 
 `fst.pack` turns plain layers into these by changing their class. The parameters stay those of the
-plain layer, and what is made of them is made again once they change.
+plain layer; the folded weight, its lists and the plans are made again once a parameter changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fst.backends.record import STEPS, nearest_eighth
 from fst.basics.errors import UsageError
 from fst.inference.checks import is_watched, refuses_padding
-from fst.inference.choosing import Choice, Plan, Ways
-from fst.inference.depthwise import Layer, PreparedDepthwise, refuses_depthwise
-from fst.inference.known import Folded, Known, versions_of
-from fst.ops.backends.zeros_weight import ACTIVATIONS, PreparedOutput, kept_output, refuses_zeros
-from fst.ops.geometry import LINEAR, Geometry, empty_maps, is_channels_last, output_shape
+from fst.inference.plans import Plans
+from fst.ops.backends.packed import LANES
+from fst.ops.backends.zeros_weight import zeros_output
+from fst.ops.cpp import like_output
+from fst.ops.geometry import LINEAR, Geometry
+from fst.ops.packed import (
+    Finished,
+    Folded,
+    Packed,
+    PackedWeight,
+    by_library,
+    finish,
+    finished,
+    to_nchw,
+)
+from fst.ops.zeros import counted
 
-LIBRARY, DEPTHWISE = "library", "depthwise kernel"
-IMAGES, PIXELS = "zeros, over images", "zeros, over pixels"  # what a vector runs over
-LANES = {IMAGES: 1, PIXELS: 2}  # as fst.ops.backends.zeros_weight numbers them
 NUMBERS = (int, float, torch.SymInt)  # a tuple, which compilers of torch 2.7 and 2.8 know
-LEAST_IMAGES = 4  # of a batch that can fill the lanes of a vector
-ONEDNN: dict[str, tuple[str, list[float]]] = {  # its maximum would make 0 of NaN in ReLU and ReLU6
-    "": ("none", []),
-    "silu": ("swish", []),
-    "hardswish": ("hardswish", []),
-}
-FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "": lambda maps: maps,
-    "relu": F.relu_,
-    "relu6": lambda maps: F.relu6(maps, inplace=True),
-    "silu": lambda maps: F.silu(maps, inplace=True),
-    "hardswish": lambda maps: F.hardswish(maps, inplace=True),
-}
 
 
 class PackedLayer(nn.Module):
     """Base class of `PackedConv2d` and `PackedLinear`.
 
     Attributes:
+        layer_name: in the model.
         cast: dtype of the products where it is not the weight's; or None.
         norm: batch norm that became part of the layer in the graph of its model; or None.
-        activation: one of ACTIVATIONS that did.
-        follows: what did, in words.
-        choice: how the layer's product is computed.
-        chain: computes the layer and those before it, in its stead; or None.
+        activation: one of ACTIVATIONS that became part of it.
+        follows: names of all that became part of it.
+        plans: compute the layer alone.
+        chain: computes the layer together with those before it; or None.
     """
 
     weight: nn.Parameter
     bias: nn.Parameter | None
+    layer_name: str
     cast: torch.dtype | None
     norm: nn.Module | None
     activation: str
     follows: tuple[str, ...]
-    choice: Choice
+    plans: Plans
     chain: Any
-    _known: Known | None
-
-    def become_packed(self, name: str) -> None:
-        """Set the attributes."""
-        self.__dict__.update(cast=None, norm=None, activation="", follows=())
-        self.__dict__.update(choice=Choice(name), chain=None, _known=None)
+    _packed: PackedWeight | None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -75,7 +66,7 @@ class PackedLayer(nn.Module):
 
     @property
     def geometry(self) -> Geometry:
-        """Of the convolution; a linear layer is one of 1x1."""
+        """Of the convolution; `LINEAR` of a linear layer."""
         return LINEAR
 
     def forward(
@@ -85,7 +76,7 @@ class PackedLayer(nn.Module):
 
         Args:
             input: of the first layer of the chain that ends here, if one does.
-            fused: whether the caller leaves out what became part of the layer.
+            fused: True of a graph, which does not call what became part of the layer.
 
         Raises:
             UsageError: the layer is in training mode, a gradient is required, a tensor is not on
@@ -96,7 +87,7 @@ class PackedLayer(nn.Module):
             self.refuse_misuse(input)
             if self.cast is None:
                 return super().forward(input)
-            return self.library(input, self.fold(None))
+            return by_library(input, self.fold(None), self.geometry)
         if isinstance(residual, NUMBERS):  # as in conv(x) + x.size(0)
             residual = input.new_full((), residual)  # type: ignore[arg-type]
         return (self.chain or self.multiply)(input, residual)
@@ -108,9 +99,8 @@ class PackedLayer(nn.Module):
             self.refuse_misuse(input, residual)
         if torch.compiler.is_compiling():
             return self._compiled(input, residual)
-        known = self.known(input)
-        plan = self.choice.plan(known, input, residual, partial(self._ways, known))
-        return plan(input, residual)
+        weight = self.packed_weight(input)
+        return self.plans.run(Packed(input, residual, weight), weight)
 
     def refuse_misuse(self, *operands: Tensor | None) -> None:
         """Raise UsageError in training mode, where a gradient is required, or off the CPU."""
@@ -118,7 +108,7 @@ class PackedLayer(nn.Module):
         required = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
         if self.training or required:
             raise UsageError(
-                f"layer {self.choice.layers[0]!r} is packed, for inference alone, and "
+                f"layer {self.layer_name!r} is packed, for inference alone, and "
                 f"{'is in training mode' if self.training else 'is asked for a gradient'}: train "
                 "the model that fst.pack was given, call eval() on the packed one, and run it "
                 "within torch.inference_mode() or torch.no_grad()."
@@ -126,39 +116,44 @@ class PackedLayer(nn.Module):
         if not all(x.device.type == "cpu" for x in tensors):
             devices = " and ".join(sorted({str(x.device) for x in tensors}))
             raise UsageError(
-                f"layer {self.choice.layers[0]!r} is packed, for a CPU, and got tensors on "
+                f"layer {self.layer_name!r} is packed, for a CPU, and got tensors on "
                 f"{devices}: move the packed model and its input to the CPU, or use the model "
                 "that fst.pack was given."
             )
 
-    def known(self, input: Tensor) -> Known:
-        """Things made of the layer's tensors and the batch norm's, as they are now."""
-        numbers, norm, known = self._numbers(), self.norm, self._known
+    def packed_weight(self, input: Tensor) -> PackedWeight:
+        """What the layer's tensors and the batch norm's make, as they are now."""
+        numbers, norm, packed = self._numbers(), self.norm, self._packed
         tensors: list[Tensor | None] = [*self._parameters.values()]
         if norm is not None:
             tensors += norm._parameters.values()
             tensors += norm._buffers.values()
             numbers += (norm.eps,)
-        versions = versions_of(tensors)
-        if known is None or known.versions != versions or known.numbers != numbers:
+        versions = _versions_of(tensors)
+        if packed is None or packed.versions != versions or packed.numbers != numbers:
             self.refuse_misuse(input)
             if reason := refuses_padding(self):
-                raise UsageError(
-                    f"layer {self.choice.layers[0]!r} is packed, and has now {reason}."
-                )
+                raise UsageError(f"layer {self.layer_name!r} is packed, and has now {reason}.")
             with torch.inference_mode(False), torch.no_grad():
                 memory = [x if x is None else x.detach() for x in tensors]
-                known = Known(numbers, versions, tensors, memory, self.fold(norm), self.geometry)
-            self._known = known
-        return known
+                folded, seen = self.fold(norm), (numbers, versions, tensors, memory)
+                zeros = nearest_eighth(counted(folded.weight)) / STEPS
+                packed = PackedWeight(folded, self.geometry, self.activation, zeros, *seen)
+            self._packed = packed
+        return packed
 
-    def _is_known(self) -> bool:
-        """True if the tensors that `known` has seen are unchanged."""
-        known = self._known
-        return known is not None and known.versions == versions_of(known.tensors)
+    def _is_unchanged(self) -> bool:
+        """True if the tensors that `packed_weight` has seen are as they were."""
+        packed = self._packed
+        return packed is not None and packed.versions == _versions_of(packed.tensors)
 
-    # for torch.compile, which calls it once
-    _is_known._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    def _runs(self) -> str:
+        """The backend of the latest decision."""
+        return self.plans.decision.backend
+
+    # for torch.compile, which calls them once
+    _is_unchanged._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    _runs._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def _numbers(self) -> tuple[Any, ...]:
         """Attributes that decide what the layer computes."""
@@ -176,89 +171,26 @@ class PackedLayer(nn.Module):
             bias = bias if of.bias is None else bias + of.bias.detach()
         weight = weight.to(self.dtype)
         weight = weight[:, :, None, None] if weight.dim() == 2 else weight
-        exact = None if bias is None else bias.float()
+        exact = None if bias is None else bias.float().contiguous()
         return Folded(weight, None if bias is None else bias.to(self.dtype), exact)
 
     def _compiled(self, input: Tensor, residual: Tensor | None) -> Tensor:
         """For compilers and torch.export, whose programs keep the weight and its lists."""
-        maps, known = self.maps(input), self._known if self._is_known() else None
-        folded = self.fold(self.norm) if known is None else known.folded
-        lanes = LANES.get(self.choice.first)
+        geometry, runs = self.geometry, self._runs()
+        packed = self._packed if self._is_unchanged() else None
+        folded = self.fold(self.norm) if packed is None else packed.folded
+        maps, lanes = to_nchw(input, geometry), LANES.get(runs)
         if lanes is None or maps is None:
-            return finish(self.library(input, folded), residual, self.activation)
-        lists = None if known is None else known.lists.get(self.choice.first)
+            return finish(by_library(input, folded, geometry), residual, self.activation)
+        lists = None if packed is None else packed.lists.get(runs)
 
-        def multiply(maps: Tensor, added: Tensor | None, activation: int) -> Tensor:
-            operands = (maps, folded.weight, lists, folded.exact_bias, added)
-            return kept_output(*operands, *self.geometry, activation, lanes)
+        def plan(_: Tensor | None, activation: int) -> Finished:
+            weight, bias, rest = folded.weight, folded.exact_bias, (*geometry, activation, lanes)
+            return lambda maps, added: zeros_output(maps, weight, lists, bias, added, *rest)
 
-        shape = output_shape(maps.shape, folded.weight.shape, self.geometry)
-        like = empty_maps(shape, maps, is_channels_last(maps))
-        return self._by_zeros(multiply, like, input, residual)
-
-    def _ways(self, known: Known, input: Tensor, residual: Tensor | None) -> Ways:
-        ways: dict[str, Callable[[], Plan]] = {
-            LIBRARY: partial(self._library_plan, known, input, residual is not None)
-        }
-        maps, weight, geometry = self.maps(input), known.folded.weight, known.geometry
-        if maps is None:
-            return ways
-        if not refuses_zeros(maps, weight, geometry):
-            for way in [IMAGES, PIXELS] if maps.shape[0] >= LEAST_IMAGES else [PIXELS]:
-                ways[way] = partial(self._zeros_plan, known, maps, way)
-        inside = weight.shape[1] * geometry.groups
-        if residual is None and not refuses_depthwise(input, inside, weight, geometry):
-            ways[DEPTHWISE] = lambda: PreparedDepthwise(input, self.for_kernel(known), geometry)
-        return ways
-
-    def for_kernel(self, known: Known) -> Layer:
-        """The layer as the kernel of depthwise ones takes it."""
-        weight, _, bias = known.folded
-        bias = None if bias is None else bias.contiguous()
-        return Layer(weight.contiguous(), bias, ACTIVATIONS.index(self.activation))
-
-    def _library_plan(self, known: Known, input: Tensor, adds: bool) -> Plan:
-        return lambda input, residual: finish(
-            self.library(input, known.folded), residual, self.activation
-        )
-
-    def _zeros_plan(self, known: Known, maps: Tensor, way: str) -> Plan:
-        weight, _, bias = known.folded
-        product = PreparedOutput(maps, weight, bias, known.geometry, LANES[way])
-        known.lists.setdefault(way, product.lists)
-        return partial(self._by_zeros, product, product.like)
-
-    def _by_zeros(
-        self,
-        multiply: Callable[[Tensor, Tensor | None, int], Tensor],
-        like: Tensor,
-        input: Tensor,
-        residual: Tensor | None,
-    ) -> Tensor:
-        """activation(multiply + residual), as one product if the residual has the output's form."""
-        maps, added = self.maps(input), None
-        assert maps is not None  # or there is no product by zeros
-        if residual is not None and residual.dtype == like.dtype:
-            if residual.shape == self.unmapped(like, input).shape:
-                added = self.maps(residual)
-            if added is not None and added.stride() != like.stride():
-                added = torch.empty_like(like, device=added.device).copy_(added)
-        alone = residual is not None and added is None
-        number = 0 if alone else ACTIVATIONS.index(self.activation)
-        output = self.unmapped(multiply(maps, added, number), input)
-        return finish(output, residual, self.activation) if alone else output
-
-    def maps(self, input: Tensor) -> Tensor | None:
-        """The input as (N, C, H, W); None where it is none."""
-        raise TypeError(f"{type(self).__name__} is no layer of fst.pack.")
-
-    def unmapped(self, output: Tensor, input: Tensor) -> Tensor:
-        """The output, which is (N, Cout, P, Q), in the form of the input."""
-        return output
-
-    def library(self, input: Tensor, folded: Folded) -> Tensor:
-        """The product by torch."""
-        raise TypeError(f"{type(self).__name__} is no layer of fst.pack.")
+        like = like_output(maps, folded.weight, *geometry)
+        run = finished(plan, like, input, residual, geometry, self.activation)
+        return run(input, residual)
 
     def _apply(self, *arguments: Any, **named: Any) -> nn.Module:
         before = self.weight.dtype
@@ -269,12 +201,12 @@ class PackedLayer(nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         """A new parameter is one of which nothing is known, for torch.export too."""
         if isinstance(value, Tensor):
-            self._known = None
+            self._packed = None
         super().__setattr__(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
         """Lists are for one kind of processor, and are made again."""
-        return {**self.__dict__, "_known": None}
+        return {**self.__dict__, "_packed": None}
 
     def extra_repr(self) -> str:
         """As the plain layer's, with what was made part of it."""
@@ -303,70 +235,25 @@ class PackedConv2d(PackedLayer, nn.Conv2d):  # type: ignore[misc]  # parameters 
         of = (self.stride, self.padding, self.dilation, self.groups, self.padding_mode)
         return (self.cast, *of)
 
-    def maps(self, input: Tensor) -> Tensor | None:
-        """The input itself, unless it is a single image."""
-        return input if input.dim() == 4 else None
-
-    def library(self, input: Tensor, folded: Folded) -> Tensor:
-        """The product by torch."""
-        return F.conv2d(input, folded.weight, folded.bias, *self.geometry)
-
-    def _library_plan(self, known: Known, input: Tensor, adds: bool) -> Plan:
-        """By oneDNN itself where its operators can take a weight that is in its layout."""
-        (weight, bias, _), (stride, padding, dilation, groups) = known.folded, known.geometry
-        onednn, float32 = torch.backends.mkldnn, torch.float32
-        applies = onednn.is_available() and onednn.enabled and input.numel() and weight.numel()
-        last = input.is_contiguous(memory_format=torch.channels_last)
-        if not (applies and last and input.dtype == weight.dtype == float32):
-            return super()._library_plan(known, input, adds)
-        if known.prepacked is None:
-            known.prepacked = torch.ops.mkldnn._reorder_convolution_weight(
-                weight, padding, stride, dilation, groups, list(input.shape)
-            )
-        prepacked, product = known.prepacked, torch.ops.mkldnn._convolution_pointwise
-        own = self.activation if self.activation in ONEDNN and not adds else ""
-        given: tuple[Any, ...] = (padding, stride, dilation, groups, *ONEDNN[own], "")
-        rest = "" if own else self.activation
-        return lambda input, residual: finish(
-            product(input, prepacked, bias, *given), residual, rest
-        )
-
 
 class PackedLinear(PackedLayer, nn.Linear):  # type: ignore[misc]
     """A linear layer of `fst.pack`: see `PackedLayer`."""
 
-    def maps(self, input: Tensor) -> Tensor | None:
-        """All rows as one column of pixels."""
-        if not (input.dim() and input.numel() and input.is_contiguous()):
-            return None
-        rows = input.reshape(1, -1, 1, input.shape[-1])
-        return rows.permute(0, 3, 1, 2)
 
-    def unmapped(self, output: Tensor, input: Tensor) -> Tensor:
-        """The rows again."""
-        return output.permute(0, 2, 3, 1).reshape(*input.shape[:-1], -1)
-
-    def library(self, input: Tensor, folded: Folded) -> Tensor:
-        """The product by torch."""
-        return F.linear(input, folded.weight.flatten(1), folded.bias)
-
-
-def finish(output: Tensor, residual: Tensor | None, activation: str) -> Tensor:
-    """activation(output + residual), written onto a new output."""
-    if residual is not None:
-        same = residual.shape == output.shape and residual.dtype == output.dtype
-        is_relu = activation == "relu" and output.dtype == torch.float32
-        if same and is_relu and not torch.compiler.is_compiling():
-            return torch.ops.aten._add_relu_.Tensor(output, residual)  # one pass instead of two
-        output = output.add_(residual) if same else output + residual
-    return FUNCTIONS[activation](output)
+def _versions_of(tensors: Sequence[Tensor | None]) -> list[Any]:
+    """Which tensors they are, in which state; one that counts no changes is never the same."""
+    return [
+        x if x is None else (id(x), object() if x.is_inference() else x._version, x.data_ptr())
+        for x in tensors
+    ]
 
 
 def pack_layer(layer: nn.Module, name: str) -> PackedLayer:
     """Turn a plain layer that can be packed into a packed one; its parameters stay."""
     layer.__class__ = PackedConv2d if isinstance(layer, nn.Conv2d) else PackedLinear
     assert isinstance(layer, PackedLayer)  # its class has just become one
-    layer.become_packed(name)
+    layer.__dict__.update(layer_name=name, cast=None, norm=None, activation="", follows=())
+    layer.__dict__.update(plans=Plans(), chain=None, _packed=None)
     return layer
 
 

@@ -46,12 +46,14 @@ class LayerRow:
         name: of the parameter.
         shape: (Cout, Cin/groups, ...); () where a lazy layer does not know it yet.
         groups: the N:M that it has, or should have; None where there is none.
-        reason: why nothing of it counts as N:M, whatever ``groups`` are; "" where they tell.
+        reason: why nothing of it counts as N:M, whatever ``groups`` are, or why it is not packed.
         density: share of non-zero elements; None where it was not counted.
         offence: the first group with more than N non-zero elements, as text, or None.
         is_checked: whether its values were checked to be N:M.
         multiply_adds: of the layer in a forward pass; None where unknown.
-        gemms: how each product of a converted layer is computed; empty of others.
+        gemms: how each product of a converted layer is computed; "output" of a packed one; empty of
+            others.
+        follows: what became part of a packed layer: "batch norm", "residual", an activation.
     """
 
     name: str
@@ -63,11 +65,17 @@ class LayerRow:
     is_checked: bool = True
     multiply_adds: int | None = None
     gemms: Mapping[str, GemmReport] = field(default_factory=dict)
+    follows: tuple[str, ...] = ()
 
     @property
     def layer(self) -> str:
         """The name of the layer."""
         return self.name.rpartition(".")[0]
+
+    @property
+    def decision(self) -> Decision:
+        """The latest one about its output; of no backend where there is none."""
+        return (self.gemms["output"].decision if self.gemms else None) or Decision("output", "", "")
 
     @property
     def ok(self) -> bool:

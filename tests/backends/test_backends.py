@@ -43,6 +43,7 @@ class Number:
     is_all_zero: bool = False
 
     operation = kind = "number"
+    trains = True
     device = CPU
 
     def key(self) -> LayerKey:

@@ -71,13 +71,11 @@ def _calls(draw: random.Random) -> Calls:
     found = {name: [_detached(a) for a in given] for name, given in recorder.calls.items()}
     found |= {ALIKE[name]: list(found[name]) for name in ALIKE.keys() & found.keys()}
     found["nm_mask_on_cpu"] = [_detached(weight), 2, 4, draw.randint(-4, 3)]
-    if "zeros_output_cpp" in found:
-        first, filters, *rest = found["zeros_output_cpp"]
-        geometry, lists = geometry_of(*rest[2:6]), None
-        if draw.random() < 0.7:
-            where = first.shape, filters.shape, geometry, False, rest[-1]
-            lists = zeros_weight.lists_of(filters, zeros_weight.product_numbers(*where))
-        found["kept_output_cpp"] = [first, filters, lists, *rest]
+    if "zeros_output_cpp" in found and draw.random() < 0.7:
+        given = found["zeros_output_cpp"]
+        first, filters, *rest = given
+        where = first.shape, filters.shape, geometry_of(*rest[3:7]), False, rest[-1]
+        given[2] = zeros_weight.lists_of(filters, zeros_weight.product_numbers(*where))
     return found
 
 

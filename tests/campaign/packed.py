@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 import fst
-from fst.inference.packed import IMAGES, LIBRARY, PIXELS, packed_layers
+from fst.inference.packed import packed_layers
 from fst.ops.cpp import missing
 from tests.campaign.shared import Checks, random_layout
 from tests.inference.test_changes import WATCHERS
@@ -109,7 +109,8 @@ def _packed(draw: random.Random, net: Net, dtype: torch.dtype | None = None) -> 
     packed = fst.pack(net, _images(draw, net).to(net.shift.dtype), dtype=dtype)
     if draw.random() < 0.8:
         for layer in packed_layers(packed).values():
-            layer.choice.only(*draw.choice(((LIBRARY,), (IMAGES, PIXELS), (PIXELS,))))
+            names = draw.choice((("dense",), ("zeros_images", "zeros_pixels"), ("zeros_pixels",)))
+            layer.plans.only(*names)
     return packed
 
 

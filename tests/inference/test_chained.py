@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 import fst
 from fst.basics.errors import UsageError
-from fst.inference.chained import APART, TOGETHER
-from fst.inference.depthwise import PreparedDepthwise
-from fst.inference.packed import DEPTHWISE, PackedLayer
+from fst.inference.packed import PackedLayer
+from fst.ops.backends.depthwise import PreparedDepthwise
 from fst.ops.cpp import missing
 from tests.inference.ranks import BY_ZEROS, rank
 from tests.networks import keep, relative
@@ -79,8 +78,9 @@ def test_blocks(parts: str, stride: int, in_one_go: None, monkeypatch: pytest.Mo
     packed = fst.pack(model, torch.randn(2, channels, 9, 9))
     report = packed.report
     (row,) = report.chains if len(parts) > 1 else report.layers
-    assert row.name.count(" + ") == len(parts) - 1 and row.name in str(report) and report.gained
-    assert row.runs == (TOGETHER if len(parts) > 1 else DEPTHWISE)
+    name = row.name.removesuffix(".weight")
+    assert name.count(" + ") == len(parts) - 1 and name in str(report) and report.gained
+    assert row.decision.backend == "depthwise"
     inputs = [torch.randn(size) for size in ((1, channels, 14, 5), (5, channels, 1, 1))]
     for x in inputs:
         packed(x)
@@ -116,8 +116,8 @@ def test_residuals(kinds: str, in_one_go: None) -> None:
     layers = [depthwise() if kind == "d" else pointwise() for kind in kinds]
     model, x = made(Added(*layers)), torch.randn(2, CHANNELS, 9, 9)
     packed = fst.pack(model, x)
-    runs = [row.runs for row in packed.report.chains]
-    assert runs == ([TOGETHER] if kinds.endswith("p") else [])
+    runs = [row.decision.backend for row in packed.report.chains]
+    assert runs == (["depthwise"] if kinds.endswith("p") else [])
     assert relative(packed(x), model(x)) < 1e-5
 
 
@@ -128,7 +128,7 @@ def test_weights_that_are_not_contiguous(in_one_go: None) -> None:
         model[place].weight = nn.Parameter(weight)
     x = torch.randn(2, CHANNELS, 9, 9)
     packed = fst.pack(model, x)
-    assert packed.report.chains[0].runs == TOGETHER
+    assert packed.report.chains[0].decision.backend == "depthwise"
     model[0].bias = nn.Parameter(torch.randn(2 * CHANNELS)[::2])
     packed.load_state_dict(model.state_dict(), assign=True)
     packed.requires_grad_(False)
@@ -156,23 +156,23 @@ def test_a_layer_that_two_parts_share(in_one_go: None) -> None:
 
 
 def test_one_by_one_where_that_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    rank(monkeypatch, {**BY_ZEROS, APART: 1.0, TOGETHER: 2.0, DEPTHWISE: 10.0})
+    rank(monkeypatch, {**BY_ZEROS, "unfused": 1.0, "depthwise": 10.0})
     model, x = made(Inverted()), torch.randn(2, 8, 9, 9)
     packed = fst.pack(model, x)
     monkeypatch.setattr(PreparedDepthwise, "__call__", None)
-    assert packed.report.chains[0].runs == APART
+    assert packed.report.chains[0].decision.backend == "unfused"
     assert relative(packed(x), model(x)) < 1e-5
 
 
 @pytest.mark.parametrize("slow", ["layers", "packed"])
 def test_nothing_gained(slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = {"library": 1.0, "zeros, over pixels": 2.0, "zeros, over images": 2.0}
-    chain = {APART: 1.0, TOGETHER: 2.0 if slow == "layers" else 0.5}
+    ranks = {"dense": 1.0, "zeros_pixels": 2.0, "zeros_images": 2.0}
+    chain = {"unfused": 1.0, "depthwise": 2.0 if slow == "layers" else 0.5}
     whole = {"plain": 9.0, "dense, batch norm folded": 8.0, "packed": 8.5}
     rank(monkeypatch, {**ranks, **chain, **whole})
     model, x = made(Inverted()), torch.randn(2, 8, 9, 9)
     packed = fst.pack(model, x)
-    assert not packed.report.gained and packed.report.chains[0].runs == APART
+    assert not packed.report.gained and packed.report.chains[0].decision.backend == "unfused"
     monkeypatch.setattr(PreparedDepthwise, "__call__", None)
     assert relative(packed(x), model(x)) < 1e-5
 
@@ -213,7 +213,7 @@ def test_sixteen_bits(in_one_go: None) -> None:
     model, x = made(Inverted()), torch.randn(2, 8, 9, 9)
     packed = fst.pack(model, x, dtype=torch.bfloat16)
     found = packed(x.bfloat16())
-    assert found.dtype == torch.bfloat16 and packed.report.chains[0].runs == TOGETHER
+    assert found.dtype == torch.bfloat16 and packed.report.chains[0].decision.backend == "depthwise"
     assert relative(found.float(), model(x)) < 0.05
 
 
@@ -291,5 +291,5 @@ def test_a_depthwise_layer_of_a_model_that_cannot_be_traced(in_one_go: None) -> 
     model, x = made(Untraceable()), torch.randn(2, CHANNELS, 6, 6)
     x = x.to(memory_format=torch.channels_last)
     packed = fst.pack(model, x)
-    assert packed.report.layers[0].runs == DEPTHWISE
+    assert packed.report.layers[0].decision.backend == "depthwise"
     assert relative(packed(x), model(x)) < 1e-5

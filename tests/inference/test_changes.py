@@ -26,7 +26,7 @@ pytestmark = [
 @pytest.fixture(params=["library", "zeros"])
 def ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Who computes the products."""
-    rank(monkeypatch, BY_ZEROS if request.param == "zeros" else {"library": 1.0, "one by one": 1.0})
+    rank(monkeypatch, BY_ZEROS if request.param == "zeros" else {"dense": 1.0, "unfused": 1.0})
     return request.param
 
 

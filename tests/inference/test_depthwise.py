@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fst.inference import depthwise
-from fst.inference.depthwise import Layer, PreparedDepthwise, refuses_depthwise
 from fst.ops import cpp
+from fst.ops.backends import depthwise
+from fst.ops.backends.depthwise import Layer, PreparedDepthwise, refuses_depthwise
 from fst.ops.backends.zeros_weight import ACTIVATIONS
 from fst.ops.geometry import LINEAR, Geometry
 from tests.cases import without_onednn

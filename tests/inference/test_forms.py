@@ -64,9 +64,9 @@ def test_a_model_that_cannot_be_traced_is_packed_in_parts(by_zeros: None) -> Non
     x = torch.randn(3, 8, 7, 9)
     assert type(packed) is Untraceable
     assert relative(packed(x)["out"], model(x)["out"]) < 1e-5
-    rows = {row.name: row for row in packed.report.layers}
+    rows = {row.layer: row for row in packed.report.layers}
     assert rows["body.conv2"].follows == ("batch norm", "residual", "relu")
-    assert rows["head"].runs == "zeros, over pixels"
+    assert rows["head"].decision.backend == "zeros_pixels"
     assert torch.equal(pickle.loads(pickle.dumps(packed))(x)["out"], packed(x)["out"])
 
 

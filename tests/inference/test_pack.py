@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,12 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 import fst
+from fst.backends.record import MOST_SIZES
 from fst.basics.errors import UsageError
-from fst.inference import choosing
-from fst.inference.packed import LIBRARY, PackedLayer, pack_layer
+from fst.inference import plans
+from fst.inference.packed import PackedLayer, pack_layer
 from fst.inference.report import NOTHING_GAINED
-from fst.ops.backends.zeros_weight import PreparedOutput
+from fst.ops.backends.packed import ZerosOverImages
 from fst.ops.cpp import missing
 from tests.inference.ranks import rank
 from tests.networks import Block, keep, relative
@@ -58,7 +60,7 @@ def test_networks_of_torchvision(name: str, by_zeros: None) -> None:
     for shape in ((5, 3, 64, 64), (2, 3, 96, 64)):
         x = torch.randn(shape)
         assert relative(packed(x), model(x)) < 1e-4
-    rows = {row.name: row for row in packed.report.layers}
+    rows = {row.layer: row for row in packed.report.layers}
     convolutions = [n for n, m in model.named_modules() if isinstance(m, nn.Conv2d)]
     assert all("batch norm" in rows[name].follows for name in convolutions)
 
@@ -71,7 +73,7 @@ def test_vgg16_with_its_linear_layers(by_zeros: None) -> None:
     model = keep(models.vgg16())
     packed = fst.pack(model, torch.randn(1, 3, 224, 224))
     assert packed.report.difference < 1e-4
-    assert packed.report.layers[-1].runs == "zeros, over pixels"
+    assert packed.report.layers[-1].decision.backend == "zeros_pixels"
 
 
 @pytest.mark.parametrize("name", ["test_resnet", "test_efficientnet", "mobilenetv3_small_050"])
@@ -97,14 +99,14 @@ def test_a_vision_transformer(by_zeros: None) -> None:
     packed = fst.pack(model, torch.randn(2, 3, 32, 32))
     x = torch.randn(3, 3, 32, 32)
     assert relative(packed(x), model(x)) < 1e-4
-    runs = {row.name: row.runs for row in packed.report.layers}
-    assert runs["blocks.0.mlp.fc1"] == "zeros, over pixels"
+    runs = {row.layer: row.decision.backend for row in packed.report.layers}
+    assert runs["blocks.0.mlp.fc1"] == "zeros_pixels"
 
 
 def test_what_follows_a_layer_becomes_part_of_it(by_zeros: None) -> None:
     model = small()
     packed = fst.pack(model, torch.randn(2, 4, 9, 9))
-    assert {row.name: row.follows for row in packed.report.layers} == {
+    assert {row.layer: row.follows for row in packed.report.layers} == {
         "0": ("batch norm", "silu"),
         "3.conv1": ("batch norm", "relu"),
         "3.conv2": ("batch norm", "residual", "relu"),
@@ -128,13 +130,13 @@ def test_zeros_of_any_pattern(by_zeros: None) -> None:
     model = small()
     prune.random_unstructured(model[3].conv1, "weight", 0.7)
     x = torch.randn(2, 4, 9, 9)
-    reasons = {row.name: row.reason for row in fst.pack(model, x).report.layers}
+    reasons = {row.layer: row.reason for row in fst.pack(model, x).report.layers}
     assert "parametrization" in reasons["3.conv1"] or "computed" in reasons["3.conv1"]
     prune.remove(model[3].conv1, "weight")
     packed = fst.pack(model, x)
     assert relative(packed(x), model(x)) < 1e-5
-    (row,) = [row for row in packed.report.layers if row.name == "3.conv1"]
-    assert row.density < 0.5 and row.runs == "zeros, over pixels"
+    (row,) = [row for row in packed.report.layers if row.layer == "3.conv1"]
+    assert row.density < 0.5 and row.decision.backend == "zeros_pixels"
 
 
 def test_a_converted_model_is_folded(by_zeros: None) -> None:
@@ -147,25 +149,39 @@ def test_a_converted_model_is_folded(by_zeros: None) -> None:
     assert packed.report.layers[0].density == 0.5
 
 
-def test_the_report_says_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = {"library": 3.0, "zeros, over images": 2.0, "zeros, over pixels": 5.0}
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the backends by zeros, one for each call."""
+    found: list[str] = []
+    plan = ZerosOverImages.packed
+
+    def counted(backend: ZerosOverImages, operands: object) -> Callable[[object], Tensor]:
+        run = plan(backend, operands)
+        return lambda o: found.append(backend.name) or run(o)
+
+    monkeypatch.setattr(ZerosOverImages, "packed", counted)
+    return found
+
+
+def test_the_report_says_what_runs(monkeypatch: pytest.MonkeyPatch, calls: list[str]) -> None:
+    ranks = {"dense": 3.0, "zeros_images": 2.0, "zeros_pixels": 5.0}
     whole = {"plain": 9.0, "dense, batch norm folded": 8.0, "packed": 4.0}
     rank(monkeypatch, {**ranks, **whole})
     packed = fst.pack(small(), torch.randn(4, 4, 9, 9))
-    rows = {row.name: row for row in packed.report.layers}
-    assert rows["0"].runs == "zeros, over images" and rows["9"].runs == "library"
-    assert (rows["0"].library.median, rows["0"].own.median) == (3.0, 2.0)
-    assert rows["0"].reason == "1.50x the speed of library"
-    calls: list[str] = []
-    multiply = PreparedOutput.__call__
-    monkeypatch.setattr(
-        PreparedOutput, "__call__", lambda *given: calls.append("zeros") or multiply(*given)
-    )
+    rows = {row.layer: row for row in packed.report.layers}
+    assert rows["0"].decision.backend == "zeros_images" and rows["9"].decision.backend == "dense"
+    assert rows["0"].decision.times == ranks
+    assert rows["0"].decision.reason == "measured: 1.50x the speed of dense"
+    assert rows["9"].decision.reason == "measured: the default is the fastest"
+    calls.clear()
     packed(torch.randn(4, 4, 9, 9))
-    assert len(calls) == sum(row.runs != "library" for row in rows.values())
+    assert len(calls) == sum(row.decision.backend != "dense" for row in rows.values()) > 0
     text = str(packed.report)
     assert NOTHING_GAINED not in text and "The fastest one was 'packed'." in text
-    assert f"{torch.backends.cpu.get_cpu_capability()}, 1 thread(s), torch.float32, batch 4" in text
+    assert (
+        f"{torch.backends.cpu.get_cpu_capability()}, 1 thread(s), torch.float32, input 4x4x9x9"
+        in text
+    )
     assert ("In bfloat16 it is 0.44 times" in text) == torch.cpu._is_avx512_bf16_supported()
 
 
@@ -187,10 +203,10 @@ def test_both_products_finish_alike(activation: str, residual: str) -> None:
         expected = getattr(F, activation)(expected)
     packed = pack_layer(layer, "layer")
     packed.activation = activation
-    for way in (LIBRARY, "zeros, over pixels"):
-        packed.choice.only(way)
+    for way in ("dense", "zeros_pixels"):
+        packed.plans.only(way)
         found = packed(x, given, True)
-        assert packed.choice.first == way and found.dtype == expected.dtype
+        assert packed.plans.decision.backend == way and found.dtype == expected.dtype
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -215,16 +231,17 @@ def test_a_residual_of_no_dimension(by_zeros: None) -> None:
 
 
 @pytest.mark.parametrize("slow", ["layers", "whole"])
-def test_nothing_gained(monkeypatch: pytest.MonkeyPatch, slow: str) -> None:
+def test_nothing_gained(monkeypatch: pytest.MonkeyPatch, slow: str, calls: list[str]) -> None:
     zeros = 9.0 if slow == "layers" else 1.0
-    ranks = {"library": 3.0, "zeros, over images": zeros, "zeros, over pixels": zeros}
+    ranks = {"dense": 3.0, "zeros_images": zeros, "zeros_pixels": zeros}
     whole = {"plain": 9.0, "dense, batch norm folded": 8.0, "packed": 8.5}
     rank(monkeypatch, {**ranks, **whole})
     model, x = small(), torch.randn(4, 4, 9, 9)
     packed = fst.pack(model, x)
     assert not packed.report.gained and NOTHING_GAINED in str(packed.report)
-    monkeypatch.setattr(PreparedOutput, "__call__", None)
-    assert relative(packed(x), model(x)) < 1e-5
+    calls.clear()
+    assert relative(packed(x), model(x)) < 1e-5 and not calls
+    assert packed.report.layers[0].decision.times == ranks
 
 
 def test_a_size_is_timed_once_and_few_are(monkeypatch: pytest.MonkeyPatch, by_zeros: None) -> None:
@@ -233,8 +250,10 @@ def test_a_size_is_timed_once_and_few_are(monkeypatch: pytest.MonkeyPatch, by_ze
     for batch in (*range(1, 14), *range(1, 14)):
         x = torch.randn(batch, 8, 5, 5)
         assert relative(packed(x), model(x)) < 1e-5
-    choice = packed.get_submodule("0").choice
-    assert len(choice.times) == choosing.MOST_TIMED and len(choice._ready[1]) == choosing.MOST_PLANS
+    found = packed.get_submodule("0").plans
+    by_images = [times for times in found.record.times.values() if "zeros_images" in times]
+    assert len(by_images) == MOST_SIZES and len(found._ready[1]) == plans.MOST_PLANS
+    assert found.decision.reason == "as for most other sizes of this layer"
 
 
 def test_channels_last_and_other_strides(by_zeros: None) -> None:
@@ -275,7 +294,7 @@ def test_copies(by_zeros: None, copied: object) -> None:
 
 def test_the_library_with_new_weights_and_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """oneDNN's layout of a weight serves other sizes, and is made again of another weight."""
-    ranks = {"library": 1.0, "zeros, over images": 2.0, "zeros, over pixels": 2.0}
+    ranks = {"dense": 1.0, "zeros_images": 2.0, "zeros_pixels": 2.0}
     rank(monkeypatch, {**ranks, "plain": 9.0, "dense, batch norm folded": 8.0, "packed": 8.0})
     model, x = small(), torch.randn(2, 4, 9, 9)
     packed = fst.pack(model, x)
@@ -316,7 +335,7 @@ def test_export(by_zeros: None, dynamic: bool) -> None:
     packed = fst.pack(model, x)
     shapes = ({0: torch.export.Dim("n")},) if dynamic else None
     program = torch.export.export(packed, (x,), dynamic_shapes=shapes)
-    assert "fst.kept_output_cpp.default" in {str(node.target) for node in program.graph.nodes}
+    assert "fst.zeros_output_cpp.default" in {str(node.target) for node in program.graph.nodes}
     for batch in (2, 5) if dynamic else (2,):
         x = torch.randn(batch, 4, 9, 9)
         assert relative(program.module()(x), model(x)) < 1e-5

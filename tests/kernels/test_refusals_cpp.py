@@ -215,5 +215,5 @@ def test_elements_behind_the_first_two_thousand_million_are_read():
     weight[1, ::4] = 2**-8
     input[:, ::4, -1, -1] = 2**-8
     assert input.numel() > 2**31
-    assert zeros_output(input, weight, None, None, *geometry)[0, 1, -1, -1] == 0.5
+    assert zeros_output(input, weight, None, None, None, *geometry)[0, 1, -1, -1] == 0.5
     assert maps_output(input, weight, None, *geometry)[0, 1, -1, -1] == 0.5

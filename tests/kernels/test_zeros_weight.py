@@ -93,11 +93,17 @@ def lists_of(weight: Tensor, size, geometry: Geometry, lanes: int = 0) -> Tensor
 
 
 def by_lists(input: Tensor, lists: Tensor, shape, geometry: Geometry, lanes: int = 0) -> Tensor:
-    """Y of a compressed weight of this shape."""
+    """Y of a compressed weight of this shape, by the kernel itself."""
     numbers = zeros.product_numbers(input.shape, shape, geometry, False, lanes)
     weight = torch.empty(shape, dtype=input.dtype)
-    like = torch.empty_like(dense(input, weight, geometry), memory_format=memory_of(input))
-    return zeros._product(input, weight, numbers, like, lists=lists)(input, weight)
+    found = torch.empty_like(dense(input, weight, geometry), memory_format=memory_of(input))
+    layouts = [x.is_contiguous(memory_format=torch.channels_last) for x in (input, found)]
+    cpp.kernel("fst_zeros_product")(
+        *(input.data_ptr(), cpp.KINDS[input.dtype], cpp.integers(*layouts)),
+        *(cpp.integers(*numbers), lists.data_ptr(), 8 * len(lists)),
+        *(None, None, 0, found.data_ptr()),
+    )
+    return found
 
 
 def memory_of(maps: Tensor) -> torch.memory_format:
@@ -105,7 +111,7 @@ def memory_of(maps: Tensor) -> torch.memory_format:
 
 
 def output(input: Tensor, weight: Tensor, geometry: Geometry = PLAIN, *, lanes: int = 0) -> Tensor:
-    return zeros.zeros_output(input, weight, None, None, *geometry, 0, lanes)
+    return zeros.zeros_output(input, weight, None, None, None, *geometry, 0, lanes)
 
 
 def gradient(
@@ -118,7 +124,7 @@ def gradient(
 @given(products())
 def test_output(c):
     input, weight, geometry = c["input"], c["weight"], c["geometry"]
-    arguments = (input, weight, None, None, *geometry, 0, c["lanes"])
+    arguments = (input, weight, None, None, None, *geometry, 0, c["lanes"])
     found = with_threads(c["threads"], zeros.zeros_output, *arguments)
     assert found.is_contiguous() or found.is_contiguous(memory_format=torch.channels_last)
     if not input.is_contiguous():
@@ -153,7 +159,7 @@ def test_bias_residual_and_activation(c, activation, with_bias, with_residual):
     residual = (
         torch.empty_like(output(input, weight, geometry)).normal_() if with_residual else None
     )
-    arguments = (input, weight, bias, residual, *geometry, activation, c["lanes"])
+    arguments = (input, weight, None, bias, residual, *geometry, activation, c["lanes"])
     found = with_threads(c["threads"], zeros.zeros_output, *arguments)
     if with_bias:
         exact, same = exact + bias.double().view(-1, 1, 1), same + bias.view(-1, 1, 1)
@@ -172,7 +178,7 @@ def test_lists_serve_many_calls(c):
     wanted = output(input, weight, geometry, lanes=lanes)
     for _ in range(2):
         assert torch.equal(by_lists(input, lists, weight.shape, geometry, lanes), wanted)
-        kept = zeros.kept_output(input, weight, lists, None, None, *geometry, 0, lanes)
+        kept = zeros.zeros_output(input, weight, lists, None, None, *geometry, 0, lanes)
         assert torch.equal(kept, wanted)
 
 
@@ -296,10 +302,10 @@ def test_lists_of_another_product_are_refused():
     for wrong in (*others, zeros.lists_of(weight, backward)):
         with pytest.raises(ValueError, match="describe no operands"):
             by_lists(input, wrong, weight.shape, PLAIN)
-        kept = zeros.kept_output(input, weight, wrong, None, None, *PLAIN)  # it makes its own
+        kept = zeros.zeros_output(input, weight, wrong, None, None, *PLAIN)  # it makes its own
         assert torch.equal(kept, output(input, weight))
     with pytest.raises(ValueError, match="must come from lists_of"):
-        by_lists(input, lists.int(), weight.shape, PLAIN)
+        zeros.zeros_output(input, weight, lists.int(), None, None, *PLAIN)
 
 
 @pytest.mark.each_isa
@@ -348,12 +354,12 @@ def test_wrong_arguments_are_named():
     with pytest.raises(ValueError, match="must have the shape"):
         gradient(input, weight, (2, 8, 10, 9))
     with pytest.raises(ValueError, match="bias"):
-        zeros.zeros_output(input, weight, torch.ones(7), None, *PLAIN)
+        zeros.zeros_output(input, weight, None, torch.ones(7), None, *PLAIN)
     with pytest.raises(ValueError, match="residual"):
-        zeros.zeros_output(input, weight, None, torch.ones(2, 8, 9, 8), *PLAIN)
+        zeros.zeros_output(input, weight, None, None, torch.ones(2, 8, 9, 8), *PLAIN)
     for lanes, activation in ((3, 0), (0, 5), (-1, 0)):
         with pytest.raises(ValueError, match="describe no operands"):
-            zeros.zeros_output(input, weight, None, None, *PLAIN, activation, lanes)
+            zeros.zeros_output(input, weight, None, None, None, *PLAIN, activation, lanes)
 
 
 def test_operators_agree_with_their_declarations():
@@ -369,10 +375,10 @@ def test_operators_agree_with_their_declarations():
             operator = getattr(operators, f"{name}_cpp")
             torch.library.opcheck(operator, arguments, test_utils=kinds)
 
-        check("zeros_output", input, weight, bias, grad_output, *geometry, 1)
+        check("zeros_output", input, weight, None, bias, grad_output, *geometry, 1)
         check("zeros_grad_input", grad_output, weight, [2, 8, 7, 5], *geometry)
         lists = lists_of(weight, input.shape, geometry_of(*geometry))
-        check("kept_output", input, weight, lists, None, None, *geometry)
+        check("zeros_output", input, weight, lists, None, None, *geometry)
 
 
 def test_compiled_graphs_take_them():

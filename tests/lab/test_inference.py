@@ -75,8 +75,8 @@ def test_our_dense_kernel_runs_everywhere_it_can() -> None:
     with pytest.MonkeyPatch.context() as patched, torch.no_grad():
         patched.setattr(inference, "pack", lambda *given: found.append(pack(*given)) or found[0])
         inference._own_kernel(model, torch.randn(4, 4, 8, 8))(torch.randn(4, 4, 8, 8))
-    choices = [layer.choice for layer in packed_layers(found[0]).values()]
-    assert len(choices) == 2 and all(choice.first.startswith("zeros") for choice in choices)
+    runs = [layer.plans.decision.backend for layer in packed_layers(found[0]).values()]
+    assert len(runs) == 2 and all(run.startswith("zeros") for run in runs)
 
 
 @pytest.mark.parametrize("option", ["--batch", "--threads"])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import fst
 from fst import backends
@@ -40,6 +41,7 @@ REGISTERED = [
     (operation, backend.name)
     for operation in backends.OPERATIONS
     for backend in backends.backends(operation)
+    if operation != "packed"
 ]
 
 
@@ -76,6 +78,28 @@ def test_every_operation_is_computed_by_each_of_its_backends(operation, name, mo
     if name != "dense" or operation == "output":
         for mine, other in zip(found, expected, strict=True):
             torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("chosen", backends.backends("packed"), ids=lambda b: b.name)
+def test_packed_layers_are_computed_by_each_of_their_backends(chosen, monkeypatch):
+    """Alone, or around a depthwise layer; where one cannot compute a layer, another one does."""
+    if chosen.unavailable():
+        pytest.skip(chosen.unavailable())
+    pointwise, depthwise = nn.Conv2d(32, 32, 1), nn.Conv2d(32, 32, 3, padding=1, groups=32)
+    model = nn.Sequential(nn.Conv2d(8, 32, 3), nn.ReLU(), depthwise, pointwise, nn.ReLU()).eval()
+    prune.random_unstructured(model[0], "weight", 0.5)
+    prune.remove(model[0], "weight")
+    images, ran, plan = torch.randn(4, 8, 9, 9), [], type(chosen).plan
+
+    def counted(self, operands):
+        ran.append(self.name)
+        return plan(self, operands)
+
+    monkeypatch.setattr(type(chosen), "plan", counted)
+    with backends.prefer(packed=chosen.name), torch.no_grad():
+        packed = fst.pack(model, images)
+        assert chosen.name in ran and "forced" in str(packed.report)
+        torch.testing.assert_close(packed(images), model(images), rtol=1e-4, atol=1e-5)
 
 
 def test_listed_positions_are_timed_on_some_samples_and_computed_on_all(monkeypatch, tmp_path):

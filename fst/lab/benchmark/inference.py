@@ -20,11 +20,12 @@ from fst import convert, export, fold, get_strategy, pack
 from fst.api.difference import difference
 from fst.backends.timing import LEAST_ROUNDS, Function, Timing, compare
 from fst.basics.extras import extra_named
-from fst.inference.packed import IMAGES, PIXELS, packed_layers
+from fst.inference.packed import packed_layers
 from fst.lab.arguments import source_and_name
 from fst.lab.document import Document, Table
 from fst.lab.model import CLASSES, SIZE, from_config, is_config
 from fst.models.named import build_architecture
+from fst.ops.backends.packed import LANES
 
 EAGER, FROZEN = "torch", "torch.compile, freezing"
 ORT, ORT_INT8 = "ONNX Runtime, float32", "ONNX Runtime, int8"
@@ -242,7 +243,7 @@ def _own_kernel(model: nn.Module, images: Tensor) -> nn.Module:
     """No weight is zero, and each layer runs by the kernels by zeros where they can."""
     packed = pack(model, images)
     for layer in packed_layers(packed).values():
-        layer.choice.only(IMAGES, PIXELS)
+        layer.plans.only(*LANES)
     return packed
 
 

@@ -10,6 +10,7 @@ register_operation("prune_grad_output", "N:M pruning of grad_output along channe
 register_operation("prune_columns", "N:M pruning of the input's columns along positions (FST)")
 register_operation("output", "Y = W·X with the pruned weight")
 register_operation("grad_input", "dX = Wᵀ·dY, over all output positions or a list of them")
+register_operation("packed", "a layer of fst.pack with what follows it, or several layers")
 register_operation("grad_weight", "dW = dY·Xᵀ, over all output positions or a list of them")
 
 for _module in pkgutil.iter_modules(__path__):

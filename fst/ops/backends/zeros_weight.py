@@ -85,10 +85,11 @@ def _surely_fits(weight_shape: Sequence[int], geometry: Geometry) -> bool:
     return near and channels * of_channel <= 2**26
 
 
-@operator(like=like_output, tensors=4)
+@operator(like=like_output, tensors=5)
 def zeros_output(
     input: Tensor,
     weight: Tensor,
+    lists: Tensor | None,
     bias: Tensor | None,
     residual: Tensor | None,
     stride: Sequence[int],
@@ -103,6 +104,8 @@ def zeros_output(
     Args:
         input: (N, Cin, H, W).
         weight: (Cout, Cin/groups, kh, kw), of the input's dtype.
+        lists: of `lists_of` this weight, if it has been called before. They serve inputs of many
+            sizes, and one kind of processor; where they do not, each call makes them.
         bias: (Cout,) float32.
         residual: (N, Cout, P, Q), of the dtype and memory format of the result.
         activation: an index of ACTIVATIONS.
@@ -117,71 +120,17 @@ def zeros_output(
     numbers = product_numbers(input.shape, weight.shape, geometry, False, lanes)
     check_operands(input=input, weight=weight)
     like = like_output(input, weight, *geometry)
-    return _product(input, weight, numbers, like, bias, residual, activation)
-
-
-class PreparedOutput:
-    """`zeros_output` of one weight, for inputs of one size, layout and dtype.
-
-    Attributes:
-        lists: of `lists_of`.
-        like: the result's form, without numbers.
-    """
-
-    def __init__(
-        self, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, lanes: int
-    ) -> None:
-        """Arguments as those of `zeros_output`; only the form of the input counts."""
-        numbers = product_numbers(input.shape, weight.shape, geometry, False, lanes)
-        check_operands(input=input, weight=weight)
-        like = like_output(input, weight, *geometry)
-        self.lists, self.like = lists_of(weight, numbers), like.to("meta")
-        self._weight, self._bias = weight, None if bias is None else bias.contiguous()
-        self._multiply = _product(input, weight, numbers, like, self._bias, lists=self.lists)
-
-    def __call__(self, input: Tensor, residual: Tensor | None, activation: int) -> Tensor:
-        """Y of an input of the form that this was made for, and a residual of the form of Y."""
-        return self._multiply(input, self._weight, self._bias, residual, activation)
-
-
-@operator(like=like_output, tensors=5)
-def kept_output(
-    input: Tensor,
-    weight: Tensor,
-    lists: Tensor | None,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    activation: int = 0,
-    lanes: int = 0,
-) -> Callable[..., Tensor]:
-    """`zeros_output`, by ``lists`` of its weight where they serve the input's size.
-
-    For exported programs, which take other sizes than that of their example.
-    """
-    geometry = geometry_of(stride, padding, dilation, groups)
-    numbers = product_numbers(input.shape, weight.shape, geometry, False, lanes)
-    check_operands(input=input, weight=weight)
-    form = (input, weight, numbers, like_output(input, weight, *geometry), bias, residual)
-
-    def multiply(
-        input: Tensor,
-        weight: Tensor,
-        lists: Tensor | None,
-        bias: Tensor | None,
-        residual: Tensor | None,
-    ) -> Tensor:
-        if lists is not None:
-            try:
-                return _product(*form, activation, lists)(input, weight, bias, residual)
-            except ValueError:  # of another size, or made on another kind of processor
-                pass
-        return _product(*form, activation)(input, weight, bias, residual)
-
-    return multiply
+    check_plain(torch.float32, (like.shape[1],), bias=bias)
+    form = like.dtype, like.shape, like.stride()
+    if residual is not None and (residual.dtype, residual.shape, residual.stride()) != form:
+        raise ValueError(
+            f"residual {residual.dtype} {tuple(residual.shape)} with strides {residual.stride()} "
+            f"must be {like.dtype} {tuple(like.shape)} with {like.stride()}."
+        )
+    form_of_lists = torch.int64, 1, True
+    if lists is not None and (lists.dtype, lists.dim(), lists.is_contiguous()) != form_of_lists:
+        raise ValueError(f"lists {lists.dtype} {tuple(lists.shape)} must come from lists_of.")
+    return _product(input, weight, numbers, like, activation)
 
 
 @operator(like=like_grad_input, tensors=2)
@@ -255,36 +204,10 @@ def lists_of(weight: Tensor, numbers: tuple[int, ...]) -> Tensor:
 
 
 def _product(
-    maps: Tensor,
-    weight: Tensor,
-    numbers: tuple[int, ...],
-    like: Tensor,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    activation: int = 0,
-    lists: Tensor | None = None,
+    maps: Tensor, weight: Tensor, numbers: tuple[int, ...], like: Tensor, activation: int = 0
 ) -> Callable[..., Tensor]:
-    """A function of maps, weight, bias, residual and activation of these forms.
-
-    Args:
-        lists: of `lists_of` the weight; None: each call makes them.
-    """
-    check_plain(torch.float32, (like.shape[1],), bias=bias)
-    if residual is not None and (
-        residual.dtype != like.dtype
-        or residual.shape != like.shape
-        or residual.stride() != like.stride()
-    ):
-        raise ValueError(
-            f"residual {residual.dtype} {tuple(residual.shape)} with strides {residual.stride()} "
-            f"must be {like.dtype} {tuple(like.shape)} with {like.stride()}."
-        )
-    if lists is not None and (
-        lists.dtype != torch.int64 or lists.dim() != 1 or not lists.is_contiguous()
-    ):
-        raise ValueError(f"lists {lists.dtype} {tuple(lists.shape)} must come from lists_of.")
-    run, make = kernel("fst_zeros_product"), kernel("fst_zeros_lists")
-    size = _list_size(numbers) if lists is None else 8 * lists.numel()
+    """A function of maps, weight, lists of it, bias and residual of these forms."""
+    run, make, size = kernel("fst_zeros_product"), kernel("fst_zeros_lists"), _list_size(numbers)
     kind, last, given = KINDS[maps.dtype], is_channels_last(weight), integers(*numbers)
     layouts = integers(*(x.is_contiguous(memory_format=LAST) for x in (maps, like)))
     shape, strides, dtype = like.shape, like.stride(), maps.dtype
@@ -292,21 +215,25 @@ def _product(
     def multiply(
         maps: Tensor,
         weight: Tensor,
+        lists: Tensor | None = None,
         bias: Tensor | None = None,
         residual: Tensor | None = None,
-        activation: int = activation,
     ) -> Tensor:
         result = torch.empty_strided(shape, strides, dtype=dtype)
-        packed = torch.empty(size, dtype=torch.uint8) if lists is None else lists
-        place = packed.data_ptr()
-        if lists is None:
-            make(weight.data_ptr(), kind, last, given, place, size)
-        run(
-            *(maps.data_ptr(), kind, layouts, given, place, size),
+        rest = (
             None if bias is None else bias.data_ptr(),
             None if residual is None else residual.data_ptr(),
             *(activation, result.data_ptr()),
         )
+        if lists is not None:
+            try:
+                run(maps.data_ptr(), kind, layouts, given, lists.data_ptr(), 8 * len(lists), *rest)
+                return result
+            except ValueError:  # of another size, or made on another kind of processor
+                pass
+        made = torch.empty(size, dtype=torch.uint8)
+        make(weight.data_ptr(), kind, last, given, made.data_ptr(), size)
+        run(maps.data_ptr(), kind, layouts, given, made.data_ptr(), size, *rest)
         return result
 
     return multiply
@@ -361,11 +288,11 @@ class ZerosOfWeight(Backend):
 
     def output(self, operands: Output) -> Callable[[Output], Tensor]:
         bias = _single(operands.bias)
-        given = (operands.input, operands.weight, bias, None, *operands.geometry)
+        given = (operands.input, operands.weight, None, bias, None, *operands.geometry)
         multiply = zeros_output.plan(*given)
         if bias is None:
-            return lambda o: multiply(o.input, o.weight, None, None)
-        return lambda o: multiply(o.input, o.weight, _single(o.bias), None)
+            return lambda o: multiply(o.input, o.weight, None, None, None)
+        return lambda o: multiply(o.input, o.weight, None, _single(o.bias), None)
 
     def grad_input(self, operands: GradInput) -> Callable[[GradInput], Tensor]:
         given = (operands.grad_output, operands.weight, operands.input_shape, *operands.geometry)

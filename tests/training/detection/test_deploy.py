@@ -67,8 +67,8 @@ def test_detectors_are_packed(detector, head, write_config, tmp_path, monkeypatc
     pack([config, checkpoint, out, "--size", "96"])
     plain, images = fst.fold(model), torch.randn(2, 3, 96, 128)
     packed = torch.load(out, weights_only=False)
-    rows = {row.name: row for row in packed.report.layers}
-    assert all(row.runs == "zeros, over pixels" for row in rows.values())
+    rows = {row.layer: row for row in packed.report.layers}
+    assert all(row.decision.backend == "zeros_pixels" for row in rows.values())
     assert {"backbone", head} <= {name.partition(".")[0] for name in rows}
     assert any("batch norm" in row.follows for row in rows.values())
     with torch.inference_mode():
@@ -78,7 +78,7 @@ def test_detectors_are_packed(detector, head, write_config, tmp_path, monkeypatc
     data = plain.data_preprocessor(sample.random_batch(plain, 1, 96, 96), training=False)
     given = (data["inputs"], data["data_samples"], "predict")
     whole = fst.pack(plain, given)
-    assert {row.runs for row in whole.report.layers} == {"zeros, over pixels"}
+    assert {row.decision.backend for row in whole.report.layers} == {"zeros_pixels"}
     assert "no output is a tensor" in str(whole.report)
     with torch.no_grad():
         (found,), (expected,) = (net(*given) for net in (whole, copy.deepcopy(plain)))

@@ -1,18 +1,19 @@
-"""Depthwise convolutions, alone or between two of 1x1 whose zeros are left out, by the C++ kernels.
+"""Depthwise convolutions, alone or between two of 1x1 whose zeros are skipped, by the C++ kernel.
 
-What such a convolution reads and what it gives is not written to memory where the next one follows
-at once: some rows at a time stay in the cache of a core. For inference.
+Between the layers no maps are written to memory: some rows at a time stay in the cache of a core.
+For inference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fst.ops.backends.zeros_weight import MOST_TAPS, lists_of, product_numbers
+from fst.backends.registry import Backend, register_backend
+from fst.ops.backends.zeros_weight import ACTIVATIONS, MOST_TAPS, lists_of, product_numbers
 from fst.ops.cpp import (
     KINDS,
     LAST,
@@ -21,10 +22,12 @@ from fst.ops.cpp import (
     convolution,
     integers,
     kernel,
+    missing,
     pointer,
     refuses,
 )
 from fst.ops.geometry import LINEAR, Geometry, empty_maps, output_shape
+from fst.ops.packed import Packed, PackedWeight
 
 LEAST_CHANNELS = 16  # the widest vector
 KEPT = 448 * 1024  # bytes of rows that a thread keeps, in the second cache of a core
@@ -78,10 +81,8 @@ class PreparedDepthwise:
     """activation(W * X + bias) of a depthwise convolution, for inputs of one size and dtype.
 
     X is the input, or ``before`` of it; the result goes to memory, or through ``behind``, to which
-    a residual may be added. Sums are of float32; what lies between is rounded to the input's dtype.
-
-    Attributes:
-        like: the result's form, without numbers.
+    a residual of the result's form may be added. Sums are of float32; what lies between is rounded
+    to the input's dtype.
     """
 
     def __init__(
@@ -115,20 +116,20 @@ class PreparedDepthwise:
         last = _Side(behind, channels, used, shape[3], input.dtype)
         if behind is not None:
             shape = (images, behind.weight.shape[0], *shape[2:])
-        self.like = empty_maps(shape, input, True).to("meta")
+        like = empty_maps(shape, input, True)
         self._weight = layer.weight.detach().float().flatten(1).t().contiguous()
-        self._bias, self._sides = layer.bias, (first, last)
-        self._form = (self.like.shape, self.like.stride())
+        self._bias, self._sides, self._run = layer.bias, (first, last), kernel("fst_depthwise")
+        self._form = (like.shape, like.stride())
         self._fixed = (
             *(KINDS[input.dtype], integers(*numbers), channels, self._weight.data_ptr()),
             *(pointer(layer.bias), layer.activation, *first.arguments, *last.arguments),
         )
 
     def __call__(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
-        """The result for an input of the given form; a residual has the form of ``like``."""
+        """The result for an input of the given form."""
         result = torch.empty_strided(*self._form, dtype=input.dtype)
         given = (*self._fixed, pointer(residual), result.data_ptr())
-        kernel("fst_depthwise")(input.data_ptr(), *given)
+        self._run(input.data_ptr(), *given)
         return result
 
 
@@ -163,3 +164,44 @@ def _rows(
     made = max(KEPT // (2 * width * channels * element), span - 1, 1)
     made = min(made, height)
     return made, max(1, min(made // geometry.stride[0], shape[2]))
+
+
+class Depthwise(Backend):
+    """A depthwise layer, alone or with those of 1x1 around it, whose zeros are skipped."""
+
+    name = "depthwise"
+    computes = {"packed": "C++ for CPUs: a depthwise layer, with its neighbours row by row"}
+
+    def unavailable(self) -> str:
+        return missing()
+
+    def refuses(self, operands: Packed) -> str:
+        of, input, residual = operands.weight, operands.input, operands.residual
+        weight, geometry, first = of.folded.weight, of.geometry, operands.before or of
+        channels = first.folded.weight.shape[1] * first.geometry.groups
+        reason = refuses_depthwise(input, channels, weight, geometry)
+        if reason or residual is None:
+            return reason
+        if operands.behind is None:
+            return "a residual is added to a depthwise layer"
+        images, _, *size = output_shape(input.shape, weight.shape, geometry)
+        shape = (images, len(operands.behind.folded.weight), *size)
+        is_last = residual.is_contiguous(memory_format=LAST)
+        fits = is_last and residual.shape == shape and residual.dtype == input.dtype
+        return "" if fits else "the residual has another form than the output"
+
+    def packed(self, operands: Packed) -> Callable[[Packed], Tensor]:
+        middle, others = operands.weight, (operands.before, operands.behind)
+        around = [None if of is None else _layer(of) for of in others]
+        product = PreparedDepthwise(operands.input, _layer(middle), middle.geometry, *around)
+        return lambda o: product(o.input, o.residual)
+
+    packed_chain = packed
+
+
+def _layer(of: PackedWeight) -> Layer:
+    weight, _, bias = of.folded
+    return Layer(weight.contiguous(), bias, ACTIVATIONS.index(of.activation))
+
+
+register_backend(Depthwise())
