@@ -19,7 +19,6 @@ from fst.ops.geometry import (
     Geometry,
     geometry_of,
     is_channels_last,
-    output_shape,
     positions_of,
     share_of_mean,
 )
@@ -65,9 +64,9 @@ def list_grad_weight(
     cpp.check_operands(grad_output=grad_output, input=input)
     geometry = geometry_of(stride, padding, dilation, groups)
     numbers, channels = cpp.convolution(input.shape, weight_shape, geometry)
-    samples, out, height, width = output_shape(input.shape, weight_shape, geometry)
-    positions = samples * height * width
-    cpp.check_list(index, weight, positions)
+    samples, _, _, height, width, *_ = numbers
+    out = weight_shape[0]
+    cpp.check_list(index, weight, samples * height * width)
     cpp.check_plain(torch.float32, (input.shape[1],), mean=mean)
     cpp.check_plain(torch.float32, (out, *weight_shape[2:]), sums=sums)
     rows, places = positions_of(grad_output), math.prod(grad_output.shape[2:])
@@ -76,15 +75,15 @@ def list_grad_weight(
     elif grad_output.shape[1] != out:
         raise ValueError(f"grad_output {tuple(grad_output.shape)} must have {out} channels.")
     else:
-        _check_source(source, index, rows)
+        cpp.check_plain(torch.int32, (index.numel(),), source=source)
+        low, high = torch.aminmax(source) if source.numel() else (0, rows - 1)
+        if low < 0 or high >= rows:
+            raise ValueError(f"source from {low} to {high} must be rows of dY, 0 to {rows}.")
     like = cpp.like_grad_weight(grad_output, weight_shape, channels_last)
     layouts = (is_channels_last(input), is_channels_last(grad_output), is_channels_last(like))
     run, kind = cpp.kernel("fst_list_grad_weight"), cpp.KINDS[input.dtype]
-    last, shape, strides = (
-        (cpp.integers(*numbers), *channels, cpp.integers(*layouts)),
-        like.shape,
-        like.stride(),
-    )
+    last = cpp.integers(*numbers), *channels, cpp.integers(*layouts)
+    shape, strides = like.shape, like.stride()
 
     def multiply(
         grad_output: Tensor,
@@ -160,15 +159,6 @@ def list_grad_input(
         return result
 
     return multiply
-
-
-def _check_source(source: Tensor, index: Tensor, rows: int) -> None:
-    cpp.check_plain(torch.int32, (index.numel(),), source=source)
-    if not source.numel():
-        return
-    low, high = torch.aminmax(source)
-    if low < 0 or high >= rows:
-        raise ValueError(f"source from {low} to {high} must be rows of grad_output, 0 to {rows}.")
 
 
 class ListsByCpp(ByLists):
