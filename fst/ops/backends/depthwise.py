@@ -13,19 +13,8 @@ import torch
 from torch import Tensor
 
 from fst.backends.registry import Backend, register_backend
+from fst.ops import cpp
 from fst.ops.backends.zeros_weight import ACTIVATIONS, MOST_TAPS, lists_of, product_numbers
-from fst.ops.cpp import (
-    KINDS,
-    LAST,
-    check_operands,
-    check_plain,
-    convolution,
-    integers,
-    kernel,
-    missing,
-    pointer,
-    refuses,
-)
 from fst.ops.geometry import LINEAR, Geometry, empty_maps, output_shape
 from fst.ops.packed import Packed, PackedWeight
 
@@ -64,14 +53,14 @@ def refuses_depthwise(input: Tensor, channels: int, weight: Tensor, geometry: Ge
         channels: that the first of the layers takes.
         weight: (C, 1, kh, kw) of the depthwise one.
     """
-    if reason := refuses(input, weight.detach()):
+    if reason := cpp.refuses(input, weight.detach()):
         return reason
-    if not input.is_contiguous(memory_format=LAST) or not input.numel():
+    if not input.is_contiguous(memory_format=cpp.LAST) or not input.numel():
         return "its input is not channels_last, or empty"
     if input.shape[1] != channels or not is_depthwise(weight, geometry.groups):
         return f"{input.shape[1]} channels are none that it takes"
     try:
-        convolution((input.shape[0], weight.shape[0], *input.shape[2:]), weight.shape, geometry)
+        cpp.convolution((input.shape[0], weight.shape[0], *input.shape[2:]), weight.shape, geometry)
     except ValueError:
         return "sizes that do not belong together, or are too large"
     return ""
@@ -103,13 +92,13 @@ class PreparedDepthwise:
             TypeError, ValueError: layers that do not follow each other, or that the kernel does not
                 take.
         """
-        check_operands(input=input)
-        check_plain(torch.float32, layer.weight.shape[:1], bias=layer.bias)
+        cpp.check_operands(input=input)
+        cpp.check_plain(torch.float32, layer.weight.shape[:1], bias=layer.bias)
         images, channels, height, width = input.shape
         if before is not None:
             channels = before.weight.shape[0]
         size = (images, channels, height, width)
-        numbers, _ = convolution(size, layer.weight.shape, geometry)
+        numbers, _ = cpp.convolution(size, layer.weight.shape, geometry)
         shape = output_shape(size, layer.weight.shape, geometry)
         made, used = _rows(size, shape, layer.weight.shape[2], geometry, input.element_size())
         first = _Side(before, input.shape[1], made, width, input.dtype)
@@ -118,17 +107,17 @@ class PreparedDepthwise:
             shape = (images, behind.weight.shape[0], *shape[2:])
         like = empty_maps(shape, input, True)
         self._weight = layer.weight.detach().float().flatten(1).t().contiguous()
-        self._bias, self._sides, self._run = layer.bias, (first, last), kernel("fst_depthwise")
+        self._bias, self._sides, self._run = layer.bias, (first, last), cpp.kernel("fst_depthwise")
         self._form = (like.shape, like.stride())
         self._fixed = (
-            *(KINDS[input.dtype], integers(*numbers), channels, self._weight.data_ptr()),
-            *(pointer(layer.bias), layer.activation, *first.arguments, *last.arguments),
+            *(cpp.KINDS[input.dtype], cpp.integers(*numbers), channels, self._weight.data_ptr()),
+            *(cpp.pointer(layer.bias), layer.activation, *first.arguments, *last.arguments),
         )
 
     def __call__(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
         """The result for an input of the given form."""
         result = torch.empty_strided(*self._form, dtype=input.dtype)
-        given = (*self._fixed, pointer(residual), result.data_ptr())
+        given = (*self._fixed, cpp.pointer(residual), result.data_ptr())
         self._run(input.data_ptr(), *given)
         return result
 
@@ -146,12 +135,12 @@ class _Side:
         if weight.shape[1:] != (channels, 1, 1) or weight.dtype != dtype:
             found = f"{weight.dtype} {tuple(weight.shape)}"
             raise ValueError(f"a weight {found} must be {dtype} (Cout, {channels}, 1, 1).")
-        check_plain(torch.float32, weight.shape[:1], bias=layer.bias)
+        cpp.check_plain(torch.float32, weight.shape[:1], bias=layer.bias)
         numbers = product_numbers((1, channels, rows, width), weight.shape, LINEAR, False, PIXELS)
         self.lists, self.bias = lists_of(weight, numbers), layer.bias
         self.arguments = (
-            *(integers(*numbers), self.lists.data_ptr(), 8 * len(self.lists)),
-            *(pointer(layer.bias), layer.activation),
+            *(cpp.integers(*numbers), self.lists.data_ptr(), 8 * len(self.lists)),
+            *(cpp.pointer(layer.bias), layer.activation),
         )
 
 
@@ -173,7 +162,7 @@ class Depthwise(Backend):
     computes = {"packed": "C++ for CPUs: a depthwise layer, with its neighbours row by row"}
 
     def unavailable(self) -> str:
-        return missing()
+        return cpp.missing()
 
     def refuses(self, operands: Packed) -> str:
         of, input, residual = operands.weight, operands.input, operands.residual
@@ -186,7 +175,7 @@ class Depthwise(Backend):
             return "a residual is added to a depthwise layer"
         images, _, *size = output_shape(input.shape, weight.shape, geometry)
         shape = (images, len(operands.behind.folded.weight), *size)
-        is_last = residual.is_contiguous(memory_format=LAST)
+        is_last = residual.is_contiguous(memory_format=cpp.LAST)
         fits = is_last and residual.shape == shape and residual.dtype == input.dtype
         return "" if fits else "the residual has another form than the output"
 

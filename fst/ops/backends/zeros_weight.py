@@ -18,19 +18,6 @@ from torch import Tensor
 
 from fst.backends.registry import NO_GAIN, Backend, register_backend
 from fst.ops import cpp
-from fst.ops.cpp import (
-    KINDS,
-    LAST,
-    check_map,
-    check_operands,
-    check_plain,
-    convolution,
-    integers,
-    kernel,
-    like_grad_input,
-    like_output,
-    operator,
-)
 from fst.ops.geometry import Geometry, geometry_of, input_gradient, is_channels_last
 from fst.ops.operands import GradInput, GradWeight, Output
 
@@ -85,7 +72,7 @@ def _surely_fits(weight_shape: Sequence[int], geometry: Geometry) -> bool:
     return near and channels * of_channel <= 2**26
 
 
-@operator(like=like_output, tensors=5)
+@cpp.operator(like=cpp.like_output, tensors=5)
 def zeros_output(
     input: Tensor,
     weight: Tensor,
@@ -118,9 +105,9 @@ def zeros_output(
     """
     geometry = geometry_of(stride, padding, dilation, groups)
     numbers = product_numbers(input.shape, weight.shape, geometry, False, lanes)
-    check_operands(input=input, weight=weight)
-    like = like_output(input, weight, *geometry)
-    check_plain(torch.float32, (like.shape[1],), bias=bias)
+    cpp.check_operands(input=input, weight=weight)
+    like = cpp.like_output(input, weight, *geometry)
+    cpp.check_plain(torch.float32, (like.shape[1],), bias=bias)
     form = like.dtype, like.shape, like.stride()
     if residual is not None and (residual.dtype, residual.shape, residual.stride()) != form:
         raise ValueError(
@@ -133,7 +120,7 @@ def zeros_output(
     return _product(input, weight, numbers, like, activation)
 
 
-@operator(like=like_grad_input, tensors=2)
+@cpp.operator(like=cpp.like_grad_input, tensors=2)
 def zeros_grad_input(
     grad_output: Tensor,
     weight: Tensor,
@@ -159,9 +146,9 @@ def zeros_grad_input(
     """
     geometry = geometry_of(stride, padding, dilation, groups)
     numbers = product_numbers(input_size, weight.shape, geometry, True, lanes)
-    check_operands(grad_output=grad_output, weight=weight)
-    check_map(grad_output, input_size, weight.shape, geometry)
-    like = like_grad_input(grad_output, input_size)
+    cpp.check_operands(grad_output=grad_output, weight=weight)
+    cpp.check_map(grad_output, input_size, weight.shape, geometry)
+    like = cpp.like_grad_input(grad_output, input_size)
     product = _product(grad_output, weight, numbers, like)
     dense = input_gradient(grad_output, weight, geometry, like.shape)
 
@@ -169,7 +156,7 @@ def zeros_grad_input(
         try:
             return product(grad_output, weight)
         except FloatingPointError:  # 0 · inf where a tap meets no output
-            result = like_grad_input(grad_output, like.shape)
+            result = cpp.like_grad_input(grad_output, like.shape)
             return result.copy_(dense(grad_output, weight))
 
     return multiply
@@ -183,23 +170,23 @@ def product_numbers(
     lanes: int = 0,
 ) -> tuple[int, ...]:
     """Numbers of a product as kernels/sparse_weight.h takes them, see `convolution`."""
-    numbers, channels = convolution(input_size, weight_shape, geometry)
+    numbers, channels = cpp.convolution(input_size, weight_shape, geometry)
     return (*numbers, *channels, int(grad_input), lanes)
 
 
 def _list_size(numbers: tuple[int, ...]) -> int:
     size = ctypes.c_int64()
-    kernel("fst_zeros_lists_size")(integers(*numbers), ctypes.addressof(size))
+    cpp.kernel("fst_zeros_lists_size")(cpp.integers(*numbers), ctypes.addressof(size))
     return size.value
 
 
 def lists_of(weight: Tensor, numbers: tuple[int, ...]) -> Tensor:
     """The numbers of a weight that are not zero, as the product of `product_numbers` reads them."""
-    check_operands(weight=weight)
+    cpp.check_operands(weight=weight)
     size, last = _list_size(numbers), is_channels_last(weight)
     lists = torch.empty(size // 8, dtype=torch.int64)
-    given = (KINDS[weight.dtype], last, integers(*numbers), lists.data_ptr(), size)
-    kernel("fst_zeros_lists")(weight.data_ptr(), *given)
+    given = (cpp.KINDS[weight.dtype], last, cpp.integers(*numbers), lists.data_ptr(), size)
+    cpp.kernel("fst_zeros_lists")(weight.data_ptr(), *given)
     return lists
 
 
@@ -207,9 +194,10 @@ def _product(
     maps: Tensor, weight: Tensor, numbers: tuple[int, ...], like: Tensor, activation: int = 0
 ) -> Callable[..., Tensor]:
     """A function of maps, weight, lists of it, bias and residual of these forms."""
-    run, make, size = kernel("fst_zeros_product"), kernel("fst_zeros_lists"), _list_size(numbers)
-    kind, last, given = KINDS[maps.dtype], is_channels_last(weight), integers(*numbers)
-    layouts = integers(*(x.is_contiguous(memory_format=LAST) for x in (maps, like)))
+    run, make = cpp.kernel("fst_zeros_product"), cpp.kernel("fst_zeros_lists")
+    size = _list_size(numbers)
+    kind, last, given = cpp.KINDS[maps.dtype], is_channels_last(weight), cpp.integers(*numbers)
+    layouts = cpp.integers(*(x.is_contiguous(memory_format=cpp.LAST) for x in (maps, like)))
     shape, strides, dtype = like.shape, like.stride(), maps.dtype
 
     def multiply(
