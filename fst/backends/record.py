@@ -36,7 +36,7 @@ class Decision(NamedTuple):
 
     @property
     def measured(self) -> str:
-        """The times in words."""
+        """The times as text."""
         return ", ".join(f"{name} {time:.3g}" for name, time in self.times.items())
 
 

@@ -27,7 +27,7 @@ class Layer(NamedTuple):
     """A convolution with what follows it.
 
     Attributes:
-        weight: (Cout, 1, kh, kw) of a depthwise one, (Cout, Cin, 1, 1) of one beside it.
+        weight: (Cout, 1, kh, kw) of a depthwise one, (Cout, Cin, 1, 1) of a neighbour.
         bias: (Cout,) float32, or None.
         activation: an index of ACTIVATIONS.
     """
@@ -46,7 +46,7 @@ def is_depthwise(weight: Tensor, groups: int) -> bool:
 
 
 def refuses_depthwise(input: Tensor, channels: int, weight: Tensor, geometry: Geometry) -> str:
-    """Why the kernel cannot take a depthwise convolution, in words; "" if it can.
+    """The reason why the kernel cannot take a depthwise convolution; "" if it can.
 
     Args:
         input: (N, channels, H, W), of it or of the 1x1 product before it.
