@@ -122,7 +122,7 @@ class PackedLayer(nn.Module):
             )
 
     def packed_weight(self, input: Tensor) -> PackedWeight:
-        """What the layer's tensors and the batch norm's make, as they are now."""
+        """Operands that the tensors of the layer and of its batch norm make, as they are now."""
         numbers, norm, packed = self._numbers(), self.norm, self._packed
         tensors: list[Tensor | None] = [*self._parameters.values()]
         if norm is not None:

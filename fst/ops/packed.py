@@ -40,7 +40,7 @@ class Folded(NamedTuple):
 
 @dataclass(eq=False)
 class PackedWeight:
-    """What a packed layer multiplies with, for as long as its tensors do not change.
+    """Operands of a packed layer that last as long as its tensors do not change.
 
     Attributes:
         geometry: of the convolution; `LINEAR` of a linear layer.

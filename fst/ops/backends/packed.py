@@ -1,4 +1,4 @@
-"""What computes packed layers: PyTorch's library, and the kernels by the zeros of the weight."""
+"""Backends of packed layers: PyTorch's library, and the kernels by the zeros of the weight."""
 
 from __future__ import annotations
 
