@@ -1,4 +1,4 @@
-"""`pack`: a model for inference on a CPU, whose layers leave out the zeros of their weights."""
+"""`pack`: a model for inference on a CPU, whose layers skip the zeros of their weights."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ def _in_bfloat16(
     state: State,
     times: dict[str, Timing],
 ) -> str:
-    """The speed in bfloat16, in words, where few calls of the model take long; adds a time."""
+    """Time bfloat16 where a call takes at most `QUICK` ms; return a sentence about it."""
     advice = "fst.pack(..., dtype=torch.bfloat16)"
     if times[PACKED].median > QUICK:
         return f"bfloat16 was not tried, as a call takes more than {QUICK:.0f} ms: {advice}."

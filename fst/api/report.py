@@ -37,7 +37,7 @@ class ConversionReport:
     """The result of `fst.convert`.
 
     Attributes:
-        strategy: the strategy, in words.
+        strategy: the strategy as text.
         skipped: name of each layer that was left dense -> reason.
         covered: every weight of a convolution or linear layer: N:M, exempt, or skipped.
         notes: what the conversion costs in training, in sentences.
@@ -173,7 +173,7 @@ def _why(decision: Decision) -> str:
 
 
 def _gain(decision: Decision) -> str:
-    """The chosen backend's time beside the dense one's where both were measured, or the reason."""
+    """The chosen backend's time and the dense one's where both were measured, or the reason."""
     mine, dense = decision.times.get(decision.backend), decision.times.get(DENSE)
     if mine is None or dense is None:
         return _why(decision)

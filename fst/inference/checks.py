@@ -1,4 +1,4 @@
-"""Which layers can be packed, and which calls are left to torch's own operators."""
+"""Which layers can be packed, and which calls PyTorch's own operators compute."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def is_watched(*operands: Any) -> bool:
 
 
 def refuses_packing(layer: nn.Module) -> str:
-    """Why a layer cannot be packed, in words; "" if it can."""
+    """The reason why a layer cannot be packed; "" if it can."""
     if type(layer) not in (nn.Conv2d, nn.Linear):
         return f"a {type(layer).__name__}, whose own code computes something else"
     if not isinstance(layer._parameters.get("weight"), Tensor):
@@ -42,7 +42,7 @@ def refuses_packing(layer: nn.Module) -> str:
 
 
 def refuses_padding(layer: nn.Module) -> str:
-    """Why the products do not know a layer's padding, in words; "" if they do."""
+    """The reason why the products cannot pad as the layer does; "" if they can."""
     if not isinstance(layer, nn.Conv2d):
         return ""
     if layer.padding_mode != "zeros":

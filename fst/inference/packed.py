@@ -7,6 +7,7 @@ plain layer; the folded weight, its lists and the plans are made again once a pa
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ class PackedLayer(nn.Module):
     """Base class of `PackedConv2d` and `PackedLinear`.
 
     Attributes:
+        numbers_of: returns the attributes that decide what a layer computes.
         layer_name: in the model.
         cast: dtype of the products where it is not the weight's; or None.
         norm: batch norm that became part of the layer in the graph of its model; or None.
@@ -48,6 +50,7 @@ class PackedLayer(nn.Module):
         chain: computes the layer together with those before it; or None.
     """
 
+    numbers_of: attrgetter[tuple[Any, ...]] = attrgetter("cast", "activation")
     weight: nn.Parameter
     bias: nn.Parameter | None
     layer_name: str
@@ -123,7 +126,7 @@ class PackedLayer(nn.Module):
 
     def packed_weight(self, input: Tensor) -> PackedWeight:
         """Operands that the tensors of the layer and of its batch norm make, as they are now."""
-        numbers, norm, packed = self._numbers(), self.norm, self._packed
+        numbers, norm, packed = self.numbers_of(self), self.norm, self._packed
         tensors: list[Tensor | None] = [*self._parameters.values()]
         if norm is not None:
             tensors += norm._parameters.values()
@@ -154,10 +157,6 @@ class PackedLayer(nn.Module):
     # for torch.compile, which calls them once
     _is_unchanged._dynamo_marked_constant = True  # type: ignore[attr-defined]
     _runs._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-    def _numbers(self) -> tuple[Any, ...]:
-        """Attributes that decide what the layer computes."""
-        return (self.cast,)
 
     def fold(self, norm: nn.Module | None) -> Folded:
         """The weight and the bias, batch norm included."""
@@ -199,7 +198,7 @@ class PackedLayer(nn.Module):
         return applied
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """A new parameter is one of which nothing is known, for torch.export too."""
+        """A new tensor makes a new weight, for torch.export too."""
         if isinstance(value, Tensor):
             self._packed = None
         super().__setattr__(name, value)
@@ -214,7 +213,9 @@ class PackedLayer(nn.Module):
 
 
 class PackedConv2d(PackedLayer, nn.Conv2d):  # type: ignore[misc]  # parameters are never None
-    """A convolution of `fst.pack`: see `PackedLayer`."""
+    """A convolution of `fst.pack`."""
+
+    numbers_of = attrgetter("cast", "stride", "padding", "dilation", "groups", "padding_mode")
 
     @property
     def geometry(self) -> Geometry:
@@ -230,10 +231,6 @@ class PackedConv2d(PackedLayer, nn.Conv2d):  # type: ignore[misc]  # parameters 
             (dilation[0], dilation[1]),
             self.groups,
         )
-
-    def _numbers(self) -> tuple[Any, ...]:
-        of = (self.stride, self.padding, self.dilation, self.groups, self.padding_mode)
-        return (self.cast, *of)
 
 
 class PackedLinear(PackedLayer, nn.Linear):  # type: ignore[misc]

@@ -45,7 +45,7 @@ class PackReport:
         shapes: of the example input.
         dtype: of the products.
         threads: of torch.
-        bfloat16: what is known of its speed, in words.
+        bfloat16: a sentence about its speed.
     """
 
     layers: tuple[LayerRow, ...]
@@ -65,7 +65,7 @@ class PackReport:
 
     @property
     def verdict(self) -> str:
-        """The whole model's times in words."""
+        """A sentence about the whole model's times."""
         packed, dense, plain = (self.times[name].median for name in (PACKED, FOLDED, PLAIN))
         fastest = min((PLAIN, FOLDED, PACKED), key=lambda name: self.times[name].median)
         best = f"The fastest one was {fastest!r}."

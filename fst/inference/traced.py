@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 
 from fst.inference.checks import is_hooked, is_watched
 
-KEPT = (nn.Conv2d, nn.Linear, nn.BatchNorm2d)  # subclasses of which are not traced into
+KEPT = (nn.Conv2d, nn.Linear, nn.BatchNorm2d)  # calls of these are single nodes of a graph
 FROZEN_NORM = "FrozenBatchNorm2d"  # torchvision's, with the buffers of a batch norm
 NOTHING = (nn.Dropout, nn.Dropout2d, nn.Identity)  # do nothing in evaluation
 VIEWS = ("view", "reshape", "flatten", "unflatten", "ravel", "contiguous")  # or copies
@@ -60,7 +60,7 @@ class Trace(NamedTuple):
 
 
 class TracedModel(nn.Module):
-    """Base class of models that run a graph, beside their own class; other methods stay.
+    """Base class, with the model's own class, of models that run a graph; other methods stay.
 
     Python's branches on arguments that are no tensors are those of one form of call. A call of
     another form, and one after a change of what the trace has seen, runs the model's own code.
@@ -171,7 +171,7 @@ def trace(model: nn.Module) -> Trace | None:
     called = {str(node.target) for node in graph.nodes if node.op == "call_module"}
     if any(is_hooked(modules[name]) for name in modules.keys() - called - {""}):
         return None  # the trace went past the hook
-    if _writes_beside_a_view(graph, modules):
+    if _writes_to_viewed_memory(graph, modules):
         return None  # graphs compute in channels_last, where it may be a copy
     _erase_nothing(graph, modules)
     values = [(modules[name], key, value) for (name, key), value in read.items()]
@@ -188,7 +188,7 @@ def writes(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
     return node.op.startswith("call") and (is_operator or name.endswith("_") or bool(named))
 
 
-def _writes_beside_a_view(graph: fx.Graph, modules: dict[str, nn.Module]) -> bool:
+def _writes_to_viewed_memory(graph: fx.Graph, modules: dict[str, nn.Module]) -> bool:
     """True if what a node writes to is a view of something, or has one, in one memory format."""
     past: set[fx.Node] = set()
     for node in graph.nodes:

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 import fst
+from fst import backends
+from fst.backends import timing
 from fst.backends.record import MOST_SIZES
 from fst.basics.errors import UsageError
 from fst.inference import plans
@@ -254,6 +256,29 @@ def test_a_size_is_timed_once_and_few_are(monkeypatch: pytest.MonkeyPatch, by_ze
     by_images = [times for times in found.record.times.values() if "zeros_images" in times]
     assert len(by_images) == MOST_SIZES and len(found._ready[1]) == plans.MOST_PLANS
     assert found.decision.reason == "as for most other sizes of this layer"
+
+
+def test_times_are_kept_on_disk_and_those_of_another_machine_do_not_count(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("FST_AUTOTUNE")
+    monkeypatch.setenv("FST_CACHE_DIR", str(tmp_path))
+    races, race = [], timing.race
+    monkeypatch.setattr(timing, "race", lambda *given: races.append(1) or race(*given))
+    model, x = small(), torch.randn(4, 4, 9, 9)
+    packed = fst.pack(model, x)
+    measured = len(races)
+    backends.forget_decisions()
+    again = fst.pack(model, x)
+    assert len(races) == measured > 0
+    for name in ("0", "9"):
+        kept, found = (net.get_submodule(name).plans.record for net in (packed, again))
+        assert found.times == kept.times and any(kept.times.values())
+    assert pickle.loads(pickle.dumps(packed)).get_submodule("0").plans.record.times
+    monkeypatch.setattr("fst.backends.store.processor", lambda: "another")
+    plans = pickle.loads(pickle.dumps(packed)).get_submodule("0").plans
+    assert not plans.record.times
+    assert plans.decision == packed.get_submodule("0").plans.decision
 
 
 def test_channels_last_and_other_strides(by_zeros: None) -> None:

@@ -44,9 +44,10 @@ class PackedLibrary(Backend):
             )
         prepacked, product = weight.prepacked, torch.ops.mkldnn._convolution_pointwise
         own = activation if activation in ONEDNN and operands.residual is None else ""
-        rest = "" if own else activation
         given: tuple[Any, ...] = (folded.bias, padding, stride, dilation, groups, *ONEDNN[own], "")
-        return lambda o: finish(product(o.input, prepacked, *given), o.residual, rest)
+        if own == activation and operands.residual is None:
+            return lambda o: product(o.input, prepacked, *given)
+        return lambda o: finish(product(o.input, prepacked, *given), o.residual, activation)
 
 
 class ZerosOverImages(Backend):
