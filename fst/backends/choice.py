@@ -141,8 +141,9 @@ def choose(
         RuntimeError: the forced backend refuses the operands.
     """
     found, reasons = registry.candidates(operands)
-    if named := [backend for backend in found if backend.name in only]:
-        found, reasons = named, "no other backend is allowed here"
+    allowed = [backend for backend in found if backend.name in only]
+    if allowed and len(found) > 1:
+        found, reasons = allowed, "no other backend is allowed here"
     if torch.compiler.is_compiling():
         backend = _cheapest(found, operands)
         return backend.plan(operands), Decision(operands.operation, backend.name, "")
