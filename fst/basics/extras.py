@@ -15,6 +15,9 @@ EXTRA_OF = {
     **dict.fromkeys(("lightning", "accelerate"), "integrations"),
     **dict.fromkeys(("sphinx", "furo", "myst_parser", "myst_nb", "sphinx_design"), "docs"),
     **dict.fromkeys(("onnx", "onnxruntime", "onnxscript", "safetensors"), "export"),
+    **dict.fromkeys(
+        ("ultralytics", "segmentation_models_pytorch", "transformers", "pycocotools"), "recipes"
+    ),
     "openvino": "bench",
 }
 

@@ -11,7 +11,7 @@ from fst.backends import registry
 from fst.backends.record import Record
 from fst.basics.sharding import several_ranks, sharded_as, whole
 from fst.layers.remembered import LayerState, TransientState, seeded
-from fst.ops.geometry import LINEAR
+from fst.ops.geometry import Geometry
 from fst.ops.operators import surroundings
 from fst.ops.plan import CallPlan
 from fst.ops.prune import PrunedWeight
@@ -115,8 +115,8 @@ class PrunableWeight(nn.Module):
             *(registry.demands, surroundings()),
         )
         if known is None or known[0] != form:
-            geometry = LINEAR._replace(groups=self.conv_groups)  # pruning reads the groups alone
-            known = form, CallPlan(strategy, geometry, dtype, Record(), trains=False)
+            groups = Geometry((1, 1), (0, 0), (1, 1), self.conv_groups)  # pruning reads these alone
+            known = form, CallPlan(strategy, groups, dtype, Record(), trains=False)
             if not torch.compiler.is_compiling():
                 self.transient.pruning = known
         return known[1]
