@@ -22,7 +22,7 @@ import torch
 from equal_time import TIMES, Times, timed
 from matplotlib.figure import Figure
 
-from fst import convert, get_strategy, pack
+from fst import convert, fold, get_strategy, pack
 from fst.backends.timing import Function, Timing, compare
 from fst.basics.arguments import positive
 from fst.cli.environment import surroundings
@@ -32,7 +32,7 @@ from fst.lab.ablation.results import INTERVAL, Results, Summary, change_cell, co
 from fst.lab.ablation.runs import PlannedRun, as_trained, make_runs
 from fst.lab.document import Document, make_page
 from fst.lab.figures import COLOURS, INK, SMALL, figure, legend_below, style
-from fst.lab.macs import count_macs, total
+from fst.layers.coverage import gemm_weights, multiply_adds
 from fst.training.engine.config import read_sparsity
 from fst.training.engine.export import deployable
 from fst.training.engine.model import build_model, sparse_root
@@ -128,7 +128,7 @@ def network_times(options: argparse.Namespace) -> tuple[Times, Packed]:
 def _measure_packed(runs: Mapping[str, PlannedRun], options: argparse.Namespace) -> Packed:
     """With random weights and images, in turns; N:M masks are those of the weights."""
     packed: dict[str, Function] = {}
-    multiply_adds, sparse = {}, []
+    left, sparse = {}, []
     for name, run in runs.items():
         config = as_trained(run.config)
         torch.manual_seed(run.seed)
@@ -142,8 +142,10 @@ def _measure_packed(runs: Mapping[str, PlannedRun], options: argparse.Namespace)
         channels = model.data_preprocessor.mean.numel()
         images = torch.randn(options.batch_size, channels, options.size, options.size)
         images = images.contiguous(memory_format=torch.channels_last)
-        counted = count_macs(network, functools.partial(network, images[:1]))
-        multiply_adds[name] = total(counted, "output").left
+        weights = gemm_weights(fold(network))
+        shares = {key: w.count_nonzero().item() / w.numel() for key, w in weights.items()}
+        counted = multiply_adds(network, images[:1])
+        left[name] = sum(count * shares[key] for key, count in counted.items())
         packed[name] = functools.partial(pack(network, images), images)
     with torch.no_grad():
         times = compare(packed, options.repeats, CPU)
@@ -152,7 +154,7 @@ def _measure_packed(runs: Mapping[str, PlannedRun], options: argparse.Namespace)
         f"{options.batch_size} images of {options.size} pixels, {place['threads']} threads, "
         f"{place['device']}, {place['instruction set']}, commit {place.get('commit', 'unknown')}"
     )
-    return Packed(times, multiply_adds, sparse, words)
+    return Packed(times, left, sparse, words)
 
 
 def _page(results: Results, steps: Times, packed: Packed, out: Path) -> Document:

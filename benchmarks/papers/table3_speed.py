@@ -44,8 +44,8 @@ from fst.files.checkpoint import write_text_atomically
 from fst.lab.ablation.runs import as_text
 from fst.lab.benchmark.layers import PLAIN
 from fst.lab.document import Document, Table, markdown
-from fst.lab.macs import count_macs
 from fst.lab.model import Training
+from fst.layers.coverage import multiply_adds
 from fst.layers.modules import SparseLayer, sparse_layers
 from fst.rules.strategy import GEMMS
 from fst.training.engine.checkpoint import newest_checkpoint
@@ -225,9 +225,11 @@ def _smaller(trained: Trained, share: float) -> Training:
 
 def _multiply_adds(model: nn.Module, images: torch.Tensor) -> dict[str, dict[str, int]]:
     """Convolution -> product -> multiply-adds of a step."""
-    model = copy.deepcopy(model).train()
-    counted = count_macs(model, lambda: model(images), (nn.Conv2d,))
-    return {name: {gemm: of[gemm].dense for gemm in GEMMS} for name, of in counted.items()}
+    counted = multiply_adds(model, images)
+    names = [name for name, module in model.named_modules() if isinstance(module, nn.Conv2d)]
+    found = {name: dict.fromkeys(GEMMS, counted[f"{name}.weight"]) for name in names}
+    found[names[0]]["grad_input"] = 0  # images need no gradient
+    return found
 
 
 def products(

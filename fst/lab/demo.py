@@ -2,7 +2,7 @@
 
 A small grid of `ablation`: every strategy trains the network of configs/demo.py from the
 same seeds. Printed and written to --out is what one decides by: accuracy, the time of a training
-step over PyTorch's dense one, what is 2:4 at the end, and the multiply-adds each GEMM keeps.
+step over PyTorch's dense one, what is 2:4 at the end, and what each GEMM keeps.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from fst.lab.arguments import command_of
 from fst.lab.benchmark.layers import PLAIN
 from fst.lab.benchmark.steps import candidates
 from fst.lab.document import Document, made_with, markdown
-from fst.lab.macs import count_step, total
-from fst.lab.model import Training, from_config
-from fst.rules.strategy import GEMMS, Strategy
+from fst.lab.model import from_config
+from fst.rules.rule import Rule
+from fst.rules.strategy import GEMMS
 from fst.training.engine.checkpoint import newest_checkpoint
 from fst.training.engine.config import load_config
 from fst.training.engine.model import sparse_root
@@ -96,7 +96,7 @@ def _document(
         checkpoint = newest_checkpoint(run.folder(arguments.out))
         trained = sparse_root(trained_model(as_trained(run.config), checkpoint))
         accuracy = _accuracy(results.summary(name, ACCURACY).values)
-        step, kept = _relative(times[name], times[PLAIN]), _kept(training, strategy)
+        step, kept = _relative(times[name], times[PLAIN]), map(_kept, map(strategy.rule, GEMMS))
         rows.append([name, accuracy, step, _pattern(trained), *kept])
     caption = (
         f"Test accuracy after {arguments.epochs} epochs: mean of {len(arguments.seeds)} seed(s), "
@@ -105,7 +105,7 @@ def _document(
         f"quartiles of {arguments.repeats} turns in alternating order, {arguments.threads} "
         "thread(s). 2:4 at the end: share of the convolutions' weights that lie in 2:4 layers of "
         f"the folded model. {', '.join(GEMMS)}: the pruned operand and the share of the "
-        "convolutions' multiply-adds kept."
+        "multiply-adds that its rule keeps."
     )
     document = Document(TITLE, command=command_of("demo", arguments), made_with=made_with())
     document.add_table("Accuracy, time and pruning", COLUMNS, rows, caption)
@@ -132,11 +132,5 @@ def _pattern(trained: nn.Module) -> str:
     return f"{100 * sparse / sum(sizes.values()):.1f} %" if sparse else "nothing"
 
 
-def _kept(training: Training, strategy: Strategy) -> list[str]:
-    """For each GEMM the pruned operand, and the share of multiply-adds that is left."""
-    counted = count_step(training, strategy, (nn.Conv2d,))
-    rules = {gemm: strategy.rule(gemm) for gemm in GEMMS}
-    return [
-        f"{rule.operand} {100 * total(counted, gemm).share_left:.0f} %" if rule else "dense"
-        for gemm, rule in rules.items()
-    ]
+def _kept(rule: Rule | None) -> str:
+    return "dense" if rule is None else f"{rule.operand} {100 * rule.density:.0f} %"
