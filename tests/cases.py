@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from hypothesis import strategies as st
 from torch import Tensor
 
 import fst
@@ -99,6 +101,43 @@ def case(id: str) -> Case:
     return found
 
 
+# Relative errors of results against the float64 reference.
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 0.03, torch.float16: 4e-3}
+# What draws the values of a property test, or of a case of the campaign.
+RANDOMS = st.randoms(use_true_random=False)
+
+
+def random_case(draw: random.Random) -> Case:
+    """A small convolution."""
+    groups = draw.choice((1, 1, 2, 3))
+    kernel, dilation = (tuple(draw.randint(1, most) for _ in "hw") for most in (4, 2))
+    same = draw.random() < 0.3
+    stride = (1, 1) if same else (draw.randint(1, 3), draw.randint(1, 3))
+    padding = draw.choice(("same", (0, 0))) if same else (draw.randint(0, 3), draw.randint(0, 3))
+    pads = (0, 0) if same else padding
+    least = [
+        max(1, d * (k - 1) + 1 - 2 * p) for k, d, p in zip(kernel, dilation, pads, strict=True)
+    ]
+    return Case(
+        "random",
+        (groups * draw.randint(1, 9), groups * draw.randint(1, 9)),
+        tuple(draw.randint(length, max(length, 10)) for length in least),
+        kernel,
+        stride,
+        padding,
+        dilation,
+        groups,
+        batch=draw.randint(1, 3),
+        bias=draw.random() < 0.5,
+    )
+
+
+def random_layout(draw: random.Random, tensor: Tensor) -> Tensor:
+    """The values, in the memory layout of NCHW or of NHWC."""
+    layout = draw.choice((torch.contiguous_format, torch.channels_last))
+    return tensor.contiguous(memory_format=layout)
+
+
 def leaves_of(operands: Operands) -> list[Tensor | None]:
     """Copies of input, weight and bias that take gradients."""
     return [
@@ -111,7 +150,8 @@ def run(
     case: Case, operands: Operands, strategy: Strategy | str | None, seed: int = 0
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """(output, grad_input, grad_weight, grad_bias) of `sparse_conv2d`, of torch's own for None."""
-    leaves = leaves_of(operands)
+    given = (operands.input, operands.weight, operands.bias)
+    leaves = [None if t is None else t.detach().requires_grad_() for t in given]
     if strategy is None:
         output = F.conv2d(*leaves, **case.arguments)
     else:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 import fst
 from fst.ops.prune import prune_weight
-from tests.campaign.shared import TOLERANCE, Checks
+from tests.campaign.shared import Checks
+from tests.cases import TOLERANCE
 from tests.oracle.conv import reference_operands
 
 PATTERNS = ((2, 4), (1, 4), (1, 3), (3, 5), (2, 8), (4, 8))

@@ -19,7 +19,8 @@ from fst.basics.errors import UsageError
 from fst.ops import cpp
 from fst.ops.backends import zeros_weight
 from fst.ops.geometry import geometry_of
-from tests.campaign.shared import Checks, in_child, random_layout, random_shape
+from tests.campaign.shared import Checks, in_child
+from tests.cases import random_case, random_layout
 from tests.strategy_settings import SETTINGS
 
 CALLS = 100  # of one child
@@ -60,7 +61,7 @@ class _Recorder(TorchDispatchMode):
 
 def _calls(draw: random.Random) -> Calls:
     """Those of a random convolution, forwards and backwards, and of masks and packed layers."""
-    shape, row, dtype = random_shape(draw), draw.choice(SETTINGS), draw.choice(DTYPES)
+    shape, row, dtype = random_case(draw), draw.choice(SETTINGS), draw.choice(DTYPES)
     operands = shape.operands(dtype)
     input, weight = random_layout(draw, operands.input.relu()), operands.weight
     leaves = [tensor.requires_grad_() for tensor in (input, weight)]

@@ -16,7 +16,8 @@ from torch.nn.utils import prune
 import fst
 from fst.inference.packed import packed_layers
 from fst.ops.cpp import missing
-from tests.campaign.shared import Checks, random_layout
+from tests.campaign.shared import Checks
+from tests.cases import random_layout
 from tests.inference.test_changes import WATCHERS
 
 TOLERANCE = {None: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}

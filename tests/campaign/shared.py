@@ -12,43 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.cases import Case
-
 Checks = list[tuple[str, int, Callable[[random.Random], None]]]  # name, cases at scale 1, a case
 ROOT = Path(__file__).resolve().parents[2]
 MEMORY = 1 << 30  # bytes that a child may take
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 0.03, torch.float16: 4e-3}
 
 
-def random_shape(draw: random.Random) -> Case:
-    """A small convolution."""
-    groups = draw.choice((1, 1, 2, 3))
-    kernel, dilation = (tuple(draw.randint(1, most) for _ in "hw") for most in (4, 2))
-    same = draw.random() < 0.3
-    stride = (1, 1) if same else (draw.randint(1, 3), draw.randint(1, 3))
-    padding = draw.choice(("same", (0, 0))) if same else (draw.randint(0, 3), draw.randint(0, 3))
-    pads = (0, 0) if same else padding
-    least = [
-        max(1, d * (k - 1) + 1 - 2 * p) for k, d, p in zip(kernel, dilation, pads, strict=True)
-    ]
-    return Case(
-        "random",
-        (groups * draw.randint(1, 9), groups * draw.randint(1, 9)),
-        tuple(draw.randint(length, max(length, 10)) for length in least),
-        kernel,
-        stride,
-        padding,
-        dilation,
-        groups,
-        batch=draw.randint(1, 3),
-        bias=draw.random() < 0.5,
-    )
-
-
-def random_layout(draw: random.Random, tensor: Tensor) -> Tensor:
-    """The values, in the memory layout of NCHW or of NHWC."""
-    layout = draw.choice((torch.contiguous_format, torch.channels_last))
-    return tensor.contiguous(memory_format=layout)
+def example_of(test: Any) -> Callable[[random.Random], None]:
+    """One example of a property test of the suite, which hypothesis draws there."""
+    return test.hypothesis.inner_test
 
 
 def outputs_of(path: Path, images: Tensor) -> Tensor:

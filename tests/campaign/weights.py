@@ -21,8 +21,8 @@ from torch.nn.utils import parametrizations, prune
 from torch.nn.utils import parametrize as para
 
 import fst
-from tests.campaign.shared import TOLERANCE, Checks
-from tests.cases import error
+from tests.campaign.shared import Checks
+from tests.cases import TOLERANCE, error
 from tests.oracle.conv import reference_operands
 from tests.strategy_settings import setting
 

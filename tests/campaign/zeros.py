@@ -19,14 +19,16 @@ import fst
 from fst import backends
 from fst.backends import Record, choice, timing
 from fst.ops import cpp
-from tests.campaign.shared import (
-    Checks,
-    assert_equal_weights,
+from tests.campaign.shared import Checks, assert_equal_weights, train
+from tests.cases import (
+    Case,
+    Operands,
+    error,
+    leaves_of,
+    random_case,
     random_layout,
-    random_shape,
-    train,
+    without_onednn,
 )
-from tests.cases import Case, Operands, error, leaves_of, without_onednn
 from tests.oracle.conv import reference_conv2d
 from tests.strategy_settings import DEFAULTS
 
@@ -114,7 +116,7 @@ def _product(shape: Case, operands: Operands, gemm: str, name: str) -> tuple[Ten
 def _check_exact(gemm: str, name: str, draw: random.Random) -> None:
     """An error of at most twice torch's, and one rounding; refusals only of few channels."""
     torch.manual_seed(draw.getrandbits(32))
-    shape, dtype = random_shape(draw), draw.choice(DTYPES)
+    shape, dtype = random_case(draw), draw.choice(DTYPES)
     operands = _operands(draw, shape, dtype, list(FAMILIES))
     found, ran = _product(shape, operands, gemm, name)
     least = min(shape.channels) // shape.groups
@@ -136,7 +138,7 @@ def _check_exact(gemm: str, name: str, draw: random.Random) -> None:
 def _check_wild(gemm: str, name: str, draw: random.Random) -> None:
     """NaN and infinities come out wherever a non-zero multiplies them, and nowhere else."""
     torch.manual_seed(draw.getrandbits(32))
-    shape = replace(random_shape(draw), bias=False)
+    shape = replace(random_case(draw), bias=False)
     operands = _operands(draw, shape, draw.choice(DTYPES), ["none", "zeros", "negative", "relu"])
     changed = draw.choice(FACTORS[gemm])
     values = getattr(operands, changed)
@@ -176,7 +178,7 @@ def _reached(shape: Case, operands: Operands, gemm: str, skipped: str, changed: 
 def _check_changed(draw: random.Random) -> None:
     """A weight that changes behind autograd's back gives what the dense products give."""
     torch.manual_seed(draw.getrandbits(32))
-    shape = replace(random_shape(draw), bias=False)
+    shape = replace(random_case(draw), bias=False)
     operands = _operands(draw, shape, torch.float32, ["none", "zeros", "relu"])
     new = torch.randn_like(operands.weight) * (torch.rand(operands.weight.shape) < 0.5)
     strategy = draw.choice(("srste", "fst_w", "sparsetrain", "sdgp"))
