@@ -24,9 +24,8 @@ from fst.files.records import drop_record
 from fst.layers.calls import LayerCall, SeenInput, each_call, try_calls
 from fst.layers.coverage import inputs_of, multiply_adds
 from fst.layers.modules import SparseConv2d, SparseLayer, SparseLinear, sparse_layers
-from fst.rules.masks import read_pattern
+from fst.rules.masks import INTEGERS, read_pattern
 from fst.rules.strategy import Strategy
-from fst.rules.two_of_four import INTEGERS
 from fst.strategies.registry import get_strategy, options_of, registered
 
 Patterns = Mapping[str, str]  # name pattern of layers -> "n:m"

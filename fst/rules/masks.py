@@ -12,17 +12,23 @@ from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.library import custom_op
 
 from fst.basics.text import suggest
 from fst.basics.values import is_integer
-from fst.rules.two_of_four import INTEGERS, is_plain, slowest_axis, takes, two_of_four
 
 MAX_M = 32
 CPU_BLOCK = 2**22  # elements
 CPU_PART = 2**19
 RESCALES = ("sample_channel", "channel", "group")
+# The integer type of a float's bits, and what infinity looks like in it.
+INTEGERS = {
+    torch.float16: (torch.int16, 0x7C00),
+    torch.bfloat16: (torch.int16, 0x7F80),
+    torch.float32: (torch.int32, 0x7F80_0000),
+    torch.float64: (torch.int64, 0x7FF0_0000_0000_0000),
+}
 
 
 def check_pattern(n: int, m: int) -> None:
@@ -81,8 +87,6 @@ def nm_mask(
     dim = range(tensor.dim())[dim]
     if n == m or tensor.numel() == 0:
         return torch.ones_like(tensor, dtype=torch.bool)
-    if (n, m, rule) == (2, 4, "magnitude") and takes(tensor, (dim,)):
-        return two_of_four(tensor, (dim,))[0]
     values = tensor if rule == "magnitude" else _random_like(tensor, generator)
     mask = torch.empty_like(tensor, dtype=torch.bool)
     for block, kept in _blocks(values, mask, m, dim):
@@ -99,6 +103,11 @@ def _nm_mask_on_cpu(tensor: Tensor, n: int, m: int, dim: int) -> Tensor:
 @_nm_mask_on_cpu.register_fake
 def _(tensor: Tensor, n: int, m: int, dim: int) -> Tensor:
     return torch.empty_like(tensor, dtype=torch.bool)
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """True for a plain tensor outside compiled code: other operators serve the rest better."""
+    return type(tensor) in (Tensor, nn.Parameter) and not torch.compiler.is_compiling()
 
 
 def apply_mask(tensor: Tensor, mask: Tensor) -> Tensor:
@@ -196,7 +205,8 @@ def _blocks(values: Tensor, mask: Tensor, m: int, dim: int) -> Iterator[tuple[Te
     if not on_cpu or values.numel() <= CPU_BLOCK:
         yield values, mask
         return
-    axis = slowest_axis(values)
+    # along which blocks lie apart in memory
+    axis = max(range(values.dim()), key=lambda d: (values.shape[d] > 1) * values.stride(d))
     step = max(1, CPU_BLOCK // (values.numel() // values.shape[axis]))
     if axis == dim:
         step = max(m, step // m * m)

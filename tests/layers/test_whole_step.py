@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fst
 from fst.ops import arguments
-from fst.rules import two_of_four
 from tests.networks import optimizer_for, small_net
 from tests.strategy_settings import DEFAULTS, SETTINGS, of_each_kind
 
@@ -84,7 +83,6 @@ def test_no_step_waits_for_the_device(row, monkeypatch):
 def test_nothing_is_made_on_the_default_device(row):
     net = small_net(double=False)
     fst.convert(net, row.build())
-    two_of_four._KNOWN.clear()
     with torch.device("meta"):
         _train(net, torch.randn(4, 4, 5, 5, device="cpu"), steps=3)
 

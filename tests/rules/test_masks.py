@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fst.baselines.clicktrain import connectivity_mask
-from fst.rules import masks, two_of_four
+from fst.rules import masks
 from fst.rules.masks import nm_mask
 from fst.rules.nm import NM
 from fst.rules.transposable_masks import transposable_mask
@@ -114,16 +114,16 @@ def test_independent_of_memory_layout(dim, rule):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("shape", [(8, 12, 3, 2), (4, 4, 1, 1), (16, 8, 5)])
-def test_both_axes_at_once(dtype, shape, monkeypatch):
-    monkeypatch.setattr(two_of_four, "CPU_BLOCK", 64)  # several blocks
+def test_blocks_of_every_layout(dtype, shape, monkeypatch):
+    monkeypatch.setattr(masks, "CPU_BLOCK", 64)  # several blocks
     values = torch.tensor([0.0, -0.0, 1.0, -1.0, 2.0, math.inf, math.nan, 6e-8])
     tensor = values[torch.randint(len(values), shape, generator=_generator())].to(dtype)
     layouts = [tensor, tensor.transpose(0, 1).contiguous().transpose(0, 1), tensor.flip(1)]
     if tensor.dim() == 4:
         layouts.append(tensor.contiguous(memory_format=torch.channels_last))
     for laid_out in layouts:
-        found = two_of_four.two_of_four(laid_out, (1, 0))
-        for dim, mask in zip((1, 0), found, strict=True):
+        for dim in (0, 1):
+            mask = nm_mask(laid_out, 2, 4, dim)
             assert mask.stride() == torch.empty_like(laid_out).stride()
             assert torch.equal(mask, reference_nm_mask(laid_out, 2, 4, dim))
 
@@ -300,12 +300,3 @@ def test_grad_output_is_the_same_in_parts_of_the_cache(rescale, memory, monkeypa
     assert torch.equal(pruned.view(torch.int32), expected.view(torch.int32))
     assert pruned.stride() == expected.stride()
     assert whole == ([5] if rescale == "channel" else [2, 2, 1])
-
-
-def test_what_is_made_once_for_each_size_is_bounded(monkeypatch):
-    monkeypatch.setattr(two_of_four, "MOST_KNOWN", 3)
-    two_of_four._KNOWN.clear()
-    for size in (*range(4, 36, 4), *range(4, 36, 4)):
-        tensor = torch.randn(size)
-        assert torch.equal(nm_mask(tensor, 2, 4, 0), reference_nm_mask(tensor, 2, 4, 0))
-        assert len(two_of_four._KNOWN) <= 3
