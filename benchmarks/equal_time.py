@@ -37,6 +37,7 @@ from mmengine.optim import build_optim_wrapper
 from torch.utils.data import DataLoader
 
 import fst
+from fst import cli
 from fst.backends.timing import Timing, compare
 from fst.basics.arguments import add_traceback, positive, user_errors
 from fst.basics.machine import keep_freed_memory
@@ -44,10 +45,9 @@ from fst.basics.values import check_number
 from fst.cli.environment import surroundings
 from fst.cli.options.parsing import add_cfg_options
 from fst.files.checkpoint import write_text_atomically
-from fst.lab.ablation import cli
 from fst.lab.ablation.grid import Grid, load_grid
 from fst.lab.ablation.results import INTERVAL, Results, RunResult, change_cell, collect
-from fst.lab.ablation.runs import TRAIN, PlannedRun, as_trained, make_runs
+from fst.lab.ablation.runs import PlannedRun, as_trained, make_runs
 from fst.lab.document import Document, Figure, Table, markdown
 from fst.lab.figures import INK, draw_curves, figure, legend_below, save
 from fst.training.engine.data.loader import build_dataloader
@@ -85,8 +85,8 @@ class Times:
         return max(1, round(budget / self.seconds(setting)))
 
 
-def main(argv: Sequence[str] | None = None, *, training: Sequence[str] = TRAIN) -> int:
-    """Time, train, draw; ``training``: see `fst.lab.ablation.runs.train`."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Time, train, draw."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -118,8 +118,8 @@ def main(argv: Sequence[str] | None = None, *, training: Sequence[str] = TRAIN) 
     for name in names:
         epochs = fitted.settings[name].epochs
         print(f"{name}: {times.steps[name]} ms a step, {epochs} epochs")
-    command = [str(path), "--work-dir", str(work_dir), "--only", *names, *others]
-    status = cli.main(command, training=training)
+    command = ["ablate", str(path), "--work-dir", str(work_dir), "--only", *names, *others]
+    status = cli.main(command)
     if "--dry-run" not in others:
         results = collect(fitted, work_dir, names)
         if grid.baseline in results.measured():

@@ -27,13 +27,13 @@ from fst.cli.environment import cores
 from fst.cli.options.parsing import add_cfg_options
 from fst.lab.ablation.grid import load_grid
 from fst.lab.ablation.results import collect, write
-from fst.lab.ablation.runs import TRAIN, PlannedRun, make_runs, train
+from fst.lab.ablation.runs import PlannedRun, make_runs, train
 
 STEPS = "steps.json"
 
 
-def main(argv: Sequence[str] | None = None, *, training: Sequence[str] = TRAIN) -> int:
-    """Time, train, write; ``training``: see `fst.lab.ablation.runs.train`."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Time, train, write."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None, *, training: Sequence[str] = TRAIN) 
         before = signal.signal(signal.SIGALRM, _stop)
         signal.setitimer(signal.ITIMER_REAL, max(end - time.monotonic(), 1e-3))
         try:
-            train(waiting, options.work_dir, jobs, "1", training)
+            train(waiting, options.work_dir, jobs, "1")
         except TimeoutError:
             print(f"stopped after {options.seconds:g} s")
         finally:

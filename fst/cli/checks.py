@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import fst
-from fst.cli.options import library
-from fst.cli.options.parsing import takes
 from fst.files.checkpoint import load_checkpoint_safely
 from fst.files.formats import FORMATS
 from fst.strategies.registry import recipe_of
@@ -25,7 +23,6 @@ def _is_training_checkpoint(path: str) -> bool:
     return isinstance(checkpoint, dict) and bool(checkpoint.get("sparsity"))
 
 
-@takes(library.verify)
 def verify(arguments: argparse.Namespace) -> int:
     """Check the N:M pattern of a checkpoint's weights; exit status 0 only if all layers obey."""
     report = fst.verify(
@@ -74,7 +71,6 @@ def _paragraphs(doc: str | None) -> list[str]:
     return [" ".join(text.split()) for text in (doc or "").split("\n\n")]
 
 
-@takes(library.strategies)
 def strategies(_: argparse.Namespace) -> int:
     """List all registered strategies."""
     for name in fst.list_strategies():

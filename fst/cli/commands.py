@@ -24,12 +24,11 @@ from fst.basics.extras import extra_named
 from fst.basics.text import suggest, table
 from fst.basics.version import __version__
 from fst.cli.options import lab, library, training
-from fst.cli.options.parsing import parsed
 from fst.cli.options.paths import check_out, check_read
 
 
 class Command(NamedTuple):
-    """A subcommand: "module:function" that takes arguments, a line about it, its command line."""
+    """A subcommand: "module:function" of its parsed arguments, a line about it, its parser."""
 
     run: str
     summary: str
@@ -102,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = COMMANDS[name]
     shown = argparse.Namespace(traceback="--traceback" in rest)
     with silent_when_unread(), user_errors(shown), extra_named(), _without_noise():
-        given = parsed(command.parser, rest)
+        given = command.parser().parse_args(rest, argparse.Namespace(words=rest))
         check_read(given)
         if name in ("fold", "export", "pack"):
             check_out(given.out, given.checkpoint)

@@ -18,8 +18,6 @@ from fst.basics.extras import EXTRA_OF, how_to_get
 from fst.basics.machine import processor
 from fst.basics.text import table
 from fst.basics.version import __version__
-from fst.cli.options.library import env as command_line
-from fst.cli.options.parsing import takes
 from fst.ops import cpp
 
 PACKAGES = {  # distribution -> the upstream one, which may be installed instead
@@ -140,7 +138,6 @@ def _output(command: list[str]) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-@takes(command_line)
 def main(_: argparse.Namespace) -> int:
     """The command `fst env`."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

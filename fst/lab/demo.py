@@ -23,13 +23,11 @@ from fst.backends.timing import Timing, compare
 from fst.basics.arguments import user_errors
 from fst.basics.text import table
 from fst.cli.environment import cores
-from fst.cli.options import lab as command_lines
-from fst.cli.options.parsing import takes
 from fst.cli.options.paths import config_path
 from fst.files.checkpoint import write_text_atomically
 from fst.lab.ablation.grid import Grid, Metric, Setting, check_seeds
 from fst.lab.ablation.results import Results, collect, draw_training
-from fst.lab.ablation.runs import TRAIN, PlannedRun, as_trained, make_runs, refuse_changed, train
+from fst.lab.ablation.runs import PlannedRun, as_trained, make_runs, refuse_changed, train
 from fst.lab.arguments import command_of
 from fst.lab.benchmark.layers import PLAIN
 from fst.lab.benchmark.steps import candidates
@@ -48,7 +46,6 @@ ACCURACY = Metric("accuracy/top1", "accuracy %")
 COLUMNS = ["strategy", ACCURACY.label, "time of a step", "2:4 at the end", *GEMMS]
 
 
-@takes(command_lines.demo)
 def main(arguments: argparse.Namespace) -> int:
     """Train, measure, print and write. Exit status 1 if a run failed, 2 for bad input."""
     with user_errors(arguments, lambda: "stopped; the same command goes on from here"):
@@ -70,7 +67,7 @@ def _demonstrate(arguments: argparse.Namespace) -> int:
     runs = make_runs(grid, names, seeds)
     refuse_changed(runs, arguments.out, "--out")
     jobs = max(1, cores() // arguments.threads)
-    if not train(runs, arguments.out, jobs, str(arguments.threads), TRAIN):
+    if not train(runs, arguments.out, jobs, str(arguments.threads)):
         return 1
     print("measuring …", flush=True)
     first = {run.setting: run for run in runs if run.seed == seeds[0]}

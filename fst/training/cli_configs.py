@@ -6,12 +6,9 @@ import argparse
 import shutil
 from fnmatch import fnmatchcase
 
-from fst.cli.options import training as command_lines
-from fst.cli.options.parsing import takes
 from fst.cli.options.paths import FOLDER, ROOT, SUFFIXES, packaged_configs
 
 
-@takes(command_lines.configs)
 def main(chosen: argparse.Namespace) -> int:
     """Print the names, print one as `fst train` uses it, or copy the folder."""
     if chosen.action == "copy":

@@ -16,6 +16,7 @@ import fst
 from fst.backends import timing
 from fst.backends.timing import compare, geometric_mean
 from fst.basics.machine import processor
+from fst.cli import main
 from fst.cli.options.lab import bench
 from fst.lab.benchmark import cli as tool
 from fst.lab.benchmark.layers import LayerShape, layer_shapes, time_layer
@@ -35,7 +36,7 @@ def test_report(tmp_path, capsys):
     arguments = "--batch 2 --size 32 --repeats 4 --strategies fst sdgp"
     arguments += " --measure layers steps"
     arguments += " --force-backends grad_weight=torch --processor-time"
-    tool.main([*arguments.split(), "--out", str(out)])
+    main(["bench", *arguments.split(), "--out", str(out)])
     text = out.with_suffix(".md").read_text()
     assert text in capsys.readouterr().out
     assert "geometric mean" in text and "training step" in text and "--repeats 4" in text
@@ -70,7 +71,7 @@ def test_a_place_that_cannot_be_written_is_an_error_before_anything_is_measured(
     (tmp_path / "file").touch()
     out = str(tmp_path / "file" / "report")
     with pytest.raises(SystemExit) as ended:
-        tool.main(["--size", "32", "--out", out])
+        main(["bench", "--size", "32", "--out", out])
     assert ended.value.code == 2
     assert str(tmp_path / "file") in capsys.readouterr().err
 
@@ -126,7 +127,7 @@ def test_what_was_measured_is_written_when_it_is_stopped(number, status, tmp_pat
 def test_a_config_is_timed_at_the_size_asked_for(tmp_path):
     out = tmp_path / "report"
     options = "--batch 2 --size 8 12 --repeats 3 --measure steps --strategies fst".split()
-    tool.main(["--model", "configs/demo_digits.py", *options, "--out", str(out)])
+    main(["bench", "--model", "configs/demo_digits.py", *options, "--out", str(out)])
     report = json.loads(out.with_suffix(".json").read_text())
     assert report["header"]["model"] == "configs/demo_digits.py"
     assert report["header"]["size"] == "8x12"
@@ -185,7 +186,7 @@ def test_geometric_mean():
 
 def test_help_and_bad_arguments(capsys):
     with pytest.raises(SystemExit) as done:
-        tool.main(["--help"])
+        main(["bench", "--help"])
     assert done.value.code == 0 and "--strategies" in capsys.readouterr().out
     bad = [["--strategies", "fts"], ["--model", "resnet81"], ["--batch", "0"], ["--size", "x"]]
     bad += [["--threads", "-3"], ["--measure", "speed"], ["--size", "1", "2", "3"]]
@@ -193,11 +194,11 @@ def test_help_and_bad_arguments(capsys):
     bad += [["--force-backends", "grad_wait=triton"], ["--force-backends", "tritn"]]
     for arguments in bad:
         with pytest.raises(SystemExit):
-            tool.main(arguments)
+            main(["bench", *arguments])
         error = capsys.readouterr().err
         assert arguments[0].strip("-") in error and arguments[1] in error
     with pytest.raises(SystemExit):
-        tool.main(["--model", "nowhere.py"])
+        main(["bench", "--model", "nowhere.py"])
     assert "config 'nowhere.py' does not exist" in capsys.readouterr().err
 
 
@@ -215,7 +216,7 @@ def test_the_defaults_are_announced_with_what_they_do(tmp_path, capsys, monkeypa
 
     monkeypatch.setattr(tool, "measure", measured)
     arguments = "--model timm:test_resnet --size 32 --batch 2 --strategies dense --out"
-    assert tool.main([*arguments.split(), str(tmp_path / "out")]) == 0
+    assert main(["bench", *arguments.split(), str(tmp_path / "out")]) == 0
     (before,) = said
     for word in ("timm:test_resnet", "batch 2", "32x32", "times of steps", "dense"):
         assert word in before
@@ -231,7 +232,7 @@ def test_strategies_with_options():
 
 def test_bad_options_of_strategies(capsys):
     with pytest.raises(SystemExit):
-        tool.main(["--strategies", "sampled,keeps=0.25"])
+        main(["bench", "--strategies", "sampled,keeps=0.25"])
     assert "has no option 'keeps'. Did you mean 'keep'" in capsys.readouterr().err
 
 

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from fst.backends.timing import Timing
+from fst.cli import main
 from fst.inference.packed import packed_layers
-from fst.lab.benchmark import cli, inference
+from fst.lab.benchmark import inference
 from fst.ops.cpp import missing
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason="the C++ kernels are missing")
@@ -34,7 +35,7 @@ def test_candidates_are_timed_side_by_side(
     monkeypatch.setattr(inference, "_frozen", refused)
     out = tmp_path / "infer"
     given = "--infer timm:test_resnet --batch 1 --size 32 --repeats 3 --threads 1 --out"
-    assert cli.main([*given.split(), str(out)]) == 0
+    assert main(["bench", *given.split(), str(out)]) == 0
     assert out.with_suffix(".md").read_text() in capsys.readouterr().out
     found = json.loads(out.with_suffix(".json").read_text())
     assert [(one["batch"], one["threads"]) for one in found["found"]] == [(1, 1)]
@@ -82,14 +83,14 @@ def test_our_dense_kernel_runs_everywhere_it_can() -> None:
 @pytest.mark.parametrize("option", ["--batch", "--threads"])
 def test_several_numbers_are_for_inference(option: str, capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit):
-        cli.main([option, "1", "2"])
+        main(["bench", option, "1", "2"])
     assert "--infer" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--dtype bfloat16", "--layers all", "--strategies srste"])
 def test_options_of_training_steps_are_refused(option: str, capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit):
-        cli.main(["--infer", "resnet18", *option.split()])
+        main(["bench", "--infer", "resnet18", *option.split()])
     assert f"error: {option.split()[0]} " in capsys.readouterr().err
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from model_under_test import from_config, from_name, images_of
 
-from fst.training.engine import cli
+from fst.cli import main
 
 
 def test_checkpoints_and_masks(tmp_path):
@@ -13,9 +13,8 @@ def test_checkpoints_and_masks(tmp_path):
     loader = "train_dataloader"
     options = {"sparsity.strategy": "tsm", f"{loader}.batch_size": 32, "train_cfg.max_epochs": 1}
     options |= {f"{loader}.dataset.subset": 64, "model.architecture.width": 4}
-    cli.train(
-        [path, "--work-dir", str(work), "--cfg-options", *(f"{k}={v}" for k, v in options.items())]
-    )
+    changes = (f"{key}={value}" for key, value in options.items())
+    main(["train", path, "--work-dir", str(work), "--cfg-options", *changes])
     saved = torch.load(work / "epoch_1.pth", weights_only=False)
     tested = from_config(path, options, checkpoint=str(work / "epoch_1.pth"), batches=2)
     assert [len(images_of(batch)) for batch in tested.batches] == [32, 32]

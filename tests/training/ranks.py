@@ -14,7 +14,7 @@ from mmengine.registry import HOOKS
 
 import fst
 import fst.models
-from fst.training.engine import cli
+from fst.cli import main
 from fst.training.engine.model import sparse_root, unwrapped
 from tests import two_ranks
 from tests.digests import digest
@@ -72,7 +72,8 @@ def _rank(rank: int, folder: Path, configs: Sequence[Sequence[str]]) -> None:
     fst.models.tiny_net = tiny_net
 
     def train(config: str, name: str, *arguments: str) -> None:
-        cli.train([config, "--work-dir", str(folder / name), "--launcher", "pytorch", *arguments])
+        options = ["--work-dir", str(folder / name), "--launcher", "pytorch"]
+        main(["train", config, *options, *arguments])
 
     for index, (whole, first, second) in enumerate(configs):
         train(whole, f"whole{index}")

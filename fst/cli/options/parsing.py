@@ -5,15 +5,11 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
-import functools
 import re
-from collections.abc import Callable, Sequence
 from typing import Any
 
-from fst.basics.arguments import add_traceback, positive, user_errors
+from fst.basics.arguments import add_traceback, positive
 
-Line = argparse.Namespace
-Command = Callable[..., int]
 NAMED = re.compile(r"[\w-]+(,\s*\w+=[^=]+)+")  # a strategy with options, which is no list
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -23,29 +19,6 @@ def command(name: str, description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"fst {name}", description=description)
     add_traceback(parser)
     return parser
-
-
-def parsed(parser: Callable[[], argparse.ArgumentParser], words: Sequence[str]) -> Line:
-    """A command line's arguments, and as ``words`` the line itself."""
-    return parser().parse_args(words, argparse.Namespace(words=list(words)))
-
-
-def takes(parser: Callable[[], argparse.ArgumentParser]) -> Callable[[Command], Command]:
-    """Make a command of a function of its parsed arguments: it takes words too, and errors end it.
-
-    See `user_errors`.
-    """
-
-    def decorate(run: Command) -> Command:
-        @functools.wraps(run)
-        def command(line: Line | Sequence[str], **options: Any) -> int:
-            given = line if isinstance(line, Line) else parsed(parser, line)
-            with user_errors(given):
-                return run(given, **options)
-
-        return command
-
-    return decorate
 
 
 class Size(argparse.Action):

@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from fst.basics.arguments import user_errors
 from fst.basics.text import table
 from fst.cli.environment import cores
-from fst.cli.options import lab as command_lines
-from fst.cli.options.parsing import takes
 from fst.lab.ablation.grid import check_seeds, load_grid
 from fst.lab.ablation.results import collect, write
-from fst.lab.ablation.runs import TRAIN, make_runs, refuse_changed, train
+from fst.lab.ablation.runs import make_runs, refuse_changed, train
 from fst.lab.arguments import command_of
 
 TABLE_COLUMNS = 4  # of the results' table, on the console
 
 
-@takes(command_lines.ablate)
-def main(arguments: argparse.Namespace, *, training: Sequence[str] = TRAIN) -> int:
-    """Run a grid; ``training`` starts one: see `train`. Exit status 1 if a run has failed."""
+def main(arguments: argparse.Namespace) -> int:
+    """Run a grid; exit status 1 if a run has failed."""
     with user_errors(arguments, lambda: "stopped; the same command goes on from here"):
-        return _ablate(arguments, training)
+        return _ablate(arguments)
 
 
-def _ablate(arguments: argparse.Namespace, training: Sequence[str]) -> int:
+def _ablate(arguments: argparse.Namespace) -> int:
     grid = load_grid(arguments.grid)
     work_dir = arguments.work_dir or Path("work_dirs") / "ablation" / grid.path.stem
     grid = replace(
@@ -50,7 +46,7 @@ def _ablate(arguments: argparse.Namespace, training: Sequence[str]) -> int:
         done = all(run.is_finished(work_dir) for run in runs)
     else:
         threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, cores() // arguments.jobs))
-        done = train(runs, work_dir, arguments.jobs, threads, training)
+        done = train(runs, work_dir, arguments.jobs, threads)
     command = command_of("ablate", arguments).replace(" --report-only", "")
     (results,) = write(collect(grid, work_dir, names, grid.seeds), work_dir, command).tables
     rows = [["" if cell is None else cell for cell in row[:TABLE_COLUMNS]] for row in results.rows]

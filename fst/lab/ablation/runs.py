@@ -30,7 +30,7 @@ from fst.training.engine.config import load_config, read_sparsity
 from fst.training.engine.epochs import set_epochs
 from fst.training.engine.model import build_model
 
-TRAIN = ("-m", "fst", "train")
+TRAIN = ["-m", "fst", "train"]  # the arguments of Python that start a training
 POLL_SECONDS = 0.25
 RESULT = "result.json"
 
@@ -152,13 +152,7 @@ def as_trained(config: Config) -> Config:
         return load_config(str(path))
 
 
-def train(
-    runs: Sequence[PlannedRun],
-    work_dir: Path,
-    jobs: int,
-    threads: str,
-    command: Sequence[str] = TRAIN,
-) -> bool:
+def train(runs: Sequence[PlannedRun], work_dir: Path, jobs: int, threads: str) -> bool:
     """Train the runs that are not finished, each in a process; interrupted ones go on.
 
     Args:
@@ -166,7 +160,6 @@ def train(
         work_dir: of the grid.
         jobs: processes at a time.
         threads: OMP_NUM_THREADS of each process.
-        command: the arguments of Python that start a training.
 
     Returns:
         Whether all have finished.
@@ -178,7 +171,7 @@ def train(
             ready = [r for r in waiting if r.source is None or r.source.is_finished(work_dir)]
             for run in ready[: jobs - len(running)]:
                 waiting.remove(run)
-                running[run] = _start(run, work_dir, threads, command)
+                running[run] = _start(run, work_dir, threads)
             if not running:
                 break
             time.sleep(POLL_SECONDS)
@@ -194,14 +187,12 @@ def train(
     return all(run.is_finished(work_dir) for run in runs)
 
 
-def _start(
-    run: PlannedRun, work_dir: Path, threads: str, command: Sequence[str]
-) -> subprocess.Popen[bytes]:
+def _start(run: PlannedRun, work_dir: Path, threads: str) -> subprocess.Popen[bytes]:
     folder = run.folder(work_dir)
     folder.mkdir(parents=True, exist_ok=True)
     config = folder.with_suffix(".py")
     write_text_atomically(as_text(run.config), config)
-    words = [sys.executable, *command, str(config), "--work-dir", str(folder)]
+    words = [sys.executable, *TRAIN, str(config), "--work-dir", str(folder)]
     if checkpoint := newest_checkpoint(folder):
         words.append("--resume")
     elif run.source is not None:

@@ -19,7 +19,6 @@ from fst.basics.arguments import STOPPED, TERMINATED, Terminated
 from fst.basics.machine import keep_freed_memory
 from fst.cli.environment import surroundings
 from fst.cli.options.lab import bench
-from fst.cli.options.parsing import takes
 from fst.cli.options.paths import check_read
 from fst.files.checkpoint import write_text_atomically
 from fst.lab.arguments import command_of
@@ -33,7 +32,6 @@ OF_STEPS = ("model", "layers", "strategies", "dtype", "measure", "force_backends
 PROCESSOR_CLOCK = "processor time of the process: the machine was shared"
 
 
-@takes(bench)
 def main(options: argparse.Namespace) -> int:
     """Measure, print, write; exit status 130 or 143 if it was stopped."""
     infers = options.infer is not None

@@ -17,8 +17,6 @@ import fst
 from fst.api.report import table_of
 from fst.basics.arguments import user_errors
 from fst.basics.values import check_number
-from fst.cli.options import training as command_lines
-from fst.cli.options.parsing import takes
 from fst.cli.options.training import NEWEST
 from fst.files.checkpoint import save_atomically
 from fst.layers.coverage import gemm_weights
@@ -60,7 +58,6 @@ def _run(config: Config, action: Callable[[Runner], object]) -> None:
         torch.distributed.destroy_process_group()
 
 
-@takes(command_lines.train)
 def train(arguments: argparse.Namespace) -> int:
     """Train the model of a config."""
     with user_errors(arguments, lambda: _how_to_continue(arguments)):
@@ -110,7 +107,6 @@ def _use_mixed_precision(config: Config) -> None:
         raise ValueError(f"--amp cannot change an optim_wrapper of type {kind!r}.")
 
 
-@takes(command_lines.test)
 def test(arguments: argparse.Namespace) -> int:
     """Evaluate a checkpoint, folded or not."""
     config = _configured(arguments)
@@ -157,7 +153,6 @@ def _draw(config: Config, folder: str | None, score: float | None) -> None:
     config.default_hooks = {**(config.get("default_hooks") or {}), "visualization": drawing}
 
 
-@takes(command_lines.fold)
 def fold(arguments: argparse.Namespace) -> int:
     """Write the pruned weights S(W) of a checkpoint as a plain state_dict of the dense model."""
     config = load_config(arguments.config, arguments.cfg_options, arguments.checkpoint)

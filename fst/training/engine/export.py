@@ -14,15 +14,12 @@ from torch import nn
 
 import fst
 from fst.api.export import format_of
-from fst.cli.options import training as command_lines
-from fst.cli.options.parsing import takes
 from fst.files.checkpoint import load_checkpoint_safely, replacing, trained_classes
 from fst.training.engine.classifier import Classifier
 from fst.training.engine.config import load_config
 from fst.training.engine.trained import trained_model
 
 
-@takes(command_lines.export)
 def main(arguments: argparse.Namespace) -> int:
     """Write a checkpoint's model as a file that other programs read, and check the file."""
     if format_of(Path(arguments.out)).outputs and not arguments.size:

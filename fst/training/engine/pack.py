@@ -9,8 +9,6 @@ import torch
 
 import fst
 from fst.api.verify import check_records
-from fst.cli.options import training as command_lines
-from fst.cli.options.parsing import takes
 from fst.files.checkpoint import replacing
 from fst.files.pt2_file import write_program
 from fst.training.engine.config import load_config
@@ -20,7 +18,6 @@ from fst.training.engine.trained import trained_model
 SUFFIXES = (".pt", ".pt2")
 
 
-@takes(command_lines.pack)
 def main(arguments: argparse.Namespace) -> int:
     """Pack a checkpoint's model for this CPU, and write it."""
     path = Path(arguments.out)

@@ -9,7 +9,7 @@ import yaml
 
 pytest.importorskip("mmengine")
 
-from fst.lab.ablation import cli
+from fst.cli import main
 
 BASE = """
 model = dict(
@@ -77,12 +77,13 @@ def write_grid(tmp_path):
 
 
 @pytest.fixture
-def stand_in(tmp_path):
-    """The script."""
+def stand_in(tmp_path, monkeypatch):
+    """The script, in the place of `fst train`."""
     meta = {"epoch": 1, "iter": 2}
     torch.save({"state_dict": {"weight": torch.zeros(1)}, "meta": meta}, tmp_path / "some.pth")
     path = tmp_path / "train.py"
     path.write_text(textwrap.dedent(STAND_IN))
+    monkeypatch.setattr("fst.lab.ablation.runs.TRAIN", [str(path)])
     return path
 
 
@@ -91,9 +92,7 @@ def ablate(tmp_path, stand_in):
     """Runs a grid in tmp_path/work with the stand-in and returns the exit status."""
 
     def run(grid, *arguments):
-        return cli.main(
-            [str(grid), "--work-dir", str(tmp_path / "work"), *arguments], training=[str(stand_in)]
-        )
+        return main(["ablate", str(grid), "--work-dir", str(tmp_path / "work"), *arguments])
 
     return run
 

@@ -29,7 +29,7 @@ def equal_time(tmp_path, stand_in):
 
     def run(grid, *arguments):
         words = [str(grid), "--work-dir", str(tmp_path / "work"), *arguments]
-        return SCRIPT["main"](words, training=[str(stand_in)])
+        return SCRIPT["main"](words)
 
     return run
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fst.lab.ablation import cli
+from fst.cli import main
+from fst.lab.ablation import runs
 from tests.pages import tables_of
 
 DENSE, FST = {"sparsity": {"strategy": "dense"}}, {"sparsity": {"strategy": "fst"}}
@@ -137,12 +138,9 @@ def test_a_signal_stops_the_training_and_the_same_command_goes_on(
 ):
     """The training signals its parent and waits for its own end."""
     press = f"import os, time; os.kill({os.getpid()}, {number:d}); print('on', flush=True)"
-    monkeypatch.setattr(cli, "cores", lambda: 1)
+    monkeypatch.setattr(runs, "TRAIN", ["-c", f"{press}; time.sleep(600)"])
     with pytest.raises(SystemExit) as stop:
-        cli.main(
-            [str(write_grid(seeds=[0])), "--work-dir", str(tmp_path / "work")],
-            training=["-c", f"{press}; time.sleep(600)"],
-        )
+        main(["ablate", str(write_grid(seeds=[0])), "--work-dir", str(tmp_path / "work")])
     assert stop.value.code == status
     assert capsys.readouterr().err == "stopped; the same command goes on from here\n"
 

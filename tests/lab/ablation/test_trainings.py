@@ -30,8 +30,9 @@ def trainings(monkeypatch, tmp_path, write_grid):
     grid = write_grid(settings=SETTINGS)
 
     def run(training: Path, seconds: float) -> int:
+        monkeypatch.setattr("fst.lab.ablation.runs.TRAIN", [str(training)])
         words = [str(grid), "--work-dir", str(tmp_path / "work"), "--seconds", str(seconds)]
-        return script.main(words, training=[str(training)])
+        return script.main(words)
 
     return run
 

@@ -11,8 +11,8 @@ pytest.importorskip("mmdet", reason="needs the det extra: pip install 'fst-train
 
 from mmengine.registry import DefaultScope
 
+from fst.cli import main
 from fst.training.detection import data, ops
-from fst.training.engine import cli
 from tests.training.detection import toy
 from tests.training.engine.conftest import (  # noqa: F401 (fixtures)
     assert_same_state,
@@ -85,7 +85,7 @@ def train(tmp_path, write_config):
 
     def run(name, detector, *arguments, **options):
         path = write_config(detector, **options)
-        cli.train([path, "--work-dir", str(tmp_path / name), "--traceback", *arguments])
+        main(["train", path, "--work-dir", str(tmp_path / name), "--traceback", *arguments])
         return tmp_path / name
 
     return run

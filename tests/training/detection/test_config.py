@@ -12,12 +12,13 @@ from mmengine.config import Config
 from mmengine.optim import build_optim_wrapper
 
 import fst
+from fst.cli import main
 from fst.lab.ablation.grid import load_grid
 from fst.lab.ablation.runs import as_text, make_runs
 from fst.training.detection.classes import set_num_classes
 from fst.training.detection.config import prepare
 from fst.training.detection.sample import random_batch
-from fst.training.engine import SparsityHook, cli
+from fst.training.engine import SparsityHook
 from fst.training.engine.config import load_config
 from fst.training.engine.data_root import datasets_of
 from tests.training.detection import toy
@@ -331,7 +332,7 @@ def test_without_mmdet(tmp_path, monkeypatch, error_of):
     monkeypatch.setattr(importlib.util, "find_spec", absent)
     (tmp_path / "scope.py").write_text("default_scope = 'mmdet'\nmodel = dict(type='X')\n")
     for path in (ROOT / "fst_ssd300_voc0712.py", tmp_path / "scope.py"):
-        message = error_of(cli.train, path)
+        message = error_of("train", path)
         assert "needs MMDetection: pip install" in message and "det]" in message
 
 
@@ -339,7 +340,7 @@ def test_unknown_package_config(tmp_path, error_of):
     for base in ("mmdet::ssd/ssd301_coco.py", "no_package::ssd/ssd300_coco.py"):
         path = tmp_path / f"{base[:5]}.py"
         path.write_text(f"_base_ = '{base}'\n")
-        assert base.partition("::")[2 if "mmdet" in base else 0] in error_of(cli.train, path)
+        assert base.partition("::")[2 if "mmdet" in base else 0] in error_of("train", path)
 
 
 # -- classes of heads, data and checkpoint
@@ -366,11 +367,11 @@ def test_the_checkpoint_says_what_labels_mean(train, write_config, tmp_path):
     checkpoint = str(work_dir / "epoch_1.pth")
     other = write_config("ssd", extra="classes = ['WBC', 'RBC', 'Platelets']\n")
     with pytest.raises(ValueError, match="classes are not those of the training"):
-        cli.test([other, checkpoint, "--work-dir", str(tmp_path / "test"), "--traceback"])
+        main(["test", other, checkpoint, "--work-dir", str(tmp_path / "test"), "--traceback"])
     with pytest.raises(ValueError, match="classes are not those of the training"):
         resumed = ["--resume", checkpoint, "--work-dir", str(tmp_path / "resumed")]
-        cli.train([other, *resumed, "--traceback"])
+        main(["train", other, *resumed, "--traceback"])
     auto = write_config("ssd", extra="classes = 'auto'\n")
-    cli.test([auto, checkpoint, "--work-dir", str(tmp_path / "auto")])
+    main(["test", auto, checkpoint, "--work-dir", str(tmp_path / "auto")])
     (copy,) = (tmp_path / "auto").glob("*/vis_data/config.py")
     assert load_config(str(copy)).to_dict() == load_config(str(copy)).to_dict()

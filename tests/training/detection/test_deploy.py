@@ -13,14 +13,14 @@ from PIL import Image
 from torch import nn
 
 import fst
+from fst.cli import main
 from fst.lab.benchmark.inference import network
 from fst.ops.cpp import missing
 from fst.training.detection import sample
 from fst.training.detection.deploy import HeadOutputs
 from fst.training.engine.config import load_config
-from fst.training.engine.export import deployable, main
+from fst.training.engine.export import deployable
 from fst.training.engine.model import build_model
-from fst.training.engine.pack import main as pack
 from tests.inference.ranks import BY_ZEROS, rank
 from tests.training.detection import toy
 
@@ -64,7 +64,7 @@ def test_detectors_are_packed(detector, head, write_config, tmp_path, monkeypatc
     checkpoint, out = str(tmp_path / "epoch_1.pth"), str(tmp_path / "packed.pt")
     sparsity = fst.sparsity_state(model)
     torch.save({"state_dict": model.state_dict(), "sparsity": sparsity}, checkpoint)
-    pack([config, checkpoint, out, "--size", "96"])
+    main(["pack", config, checkpoint, out, "--size", "96"])
     plain, images = fst.fold(model), torch.randn(2, 3, 96, 128)
     packed = torch.load(out, weights_only=False)
     rows = {row.layer: row for row in packed.report.layers}
@@ -110,7 +110,7 @@ def test_the_example_decodes_a_file_as_mmdet_does(write_config, tmp_path, capsys
     meta = {"dataset_meta": {"classes": toy.CLASSES}}
     sparsity = fst.sparsity_state(model)
     torch.save({"state_dict": model.state_dict(), "sparsity": sparsity, "meta": meta}, checkpoint)
-    assert main([config, checkpoint, out, "--size", "96"]) == 0
+    assert main(["export", config, checkpoint, out, "--size", "96"]) == 0
     assert "images: RGB, (x - [123.675" in capsys.readouterr().out
 
     session = onnxruntime.InferenceSession(out, providers=["CPUExecutionProvider"])

@@ -2,8 +2,9 @@
 
 import cv2
 import pytest
+import torch
 
-from fst.training.engine import cli
+from fst.cli import main
 
 
 @pytest.mark.system
@@ -15,7 +16,7 @@ def test_show_dir(train, write_config, drawn, tmp_path):
     for threshold in ("0.0", "1"):
         folder = tmp_path / f"drawn{threshold}"
         options = ("--show-dir", str(folder), "--show-score-thr", threshold)
-        cli.test([*trained, "--work-dir", str(tmp_path / "test"), *options])
+        main(["test", *trained, "--work-dir", str(tmp_path / "test"), *options])
         assert sorted(path.name for path in folder.iterdir()) == [f"{n}.jpg" for n in sorted(names)]
         found[threshold] = [cv2.imread(str(folder / f"{name}.jpg")).astype(int) for name in names]
     for name, with_boxes, without in zip(names, found["0.0"], found["1"], strict=True):
@@ -37,13 +38,15 @@ def test_show_dir(train, write_config, drawn, tmp_path):
     ],
 )
 def test_wrong_options(write_config, tmp_path, options, expected, error_of):
-    given = (write_config("ssd"), "a.pth", "--work-dir", tmp_path / "never")
-    assert expected in error_of(cli.test, *given, *options)
+    torch.save({}, checkpoint := tmp_path / "a.pth")
+    given = (write_config("ssd"), checkpoint, "--work-dir", tmp_path / "never")
+    assert expected in error_of("test", *given, *options)
     assert not (tmp_path / "never").exists()
 
 
 def test_classifiers_have_no_boxes(tmp_path, error_of):
     config = tmp_path / "a.py"
     config.write_text("model = dict(type='Classifier')\n")
-    message = error_of(cli.test, config, "a.pth", "--show-dir", tmp_path / "drawn")
+    torch.save({}, checkpoint := tmp_path / "a.pth")
+    message = error_of("test", config, checkpoint, "--show-dir", tmp_path / "drawn")
     assert "--show-dir draws the boxes of a detector" in message

@@ -10,9 +10,8 @@ from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
-from fst.cli import checks as commands
+from fst.cli import main
 from fst.files.checkpoint import load_checkpoint_safely
-from fst.training.engine import cli
 
 TRAIN_SCRIPT = Path(mmdet.__file__).parent / ".mim" / "tools" / "train.py"
 
@@ -88,5 +87,5 @@ def test_in_mmdets_own_train_script(write_config, train, tmp_path, run_python):
     assert_same(weights(tmp_path / "script"), weights(own))
     # and tools/fold.py takes the checkpoint
     config = write_config("ssd", sparsity=f"dict({arguments})")
-    cli.fold([config, str(tmp_path / "script" / "epoch_2.pth"), str(tmp_path / "folded.pth")])
-    assert commands.verify([str(tmp_path / "folded.pth")]) == 0
+    main(["fold", config, str(tmp_path / "script" / "epoch_2.pth"), str(tmp_path / "folded.pth")])
+    assert main(["verify", str(tmp_path / "folded.pth")]) == 0

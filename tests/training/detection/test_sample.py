@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fst
-from fst.lab.benchmark.cli import main as benchmark
+from fst.cli import main
 from fst.lab.model import from_config
 from fst.training.detection import sample
 
@@ -53,7 +53,7 @@ def test_a_sparse_detector_derives_its_loss(write_config, detector, shape):
 def test_steps_of_a_detector_are_timed(write_config, tmp_path):
     out = tmp_path / "times"
     options = "--batch 1 --repeats 3 --measure steps --strategies fst --size 96 96".split()
-    benchmark(["--model", write_config("ssd"), *options, "--out", str(out)])
+    main(["bench", "--model", write_config("ssd"), *options, "--out", str(out)])
     report = json.loads(out.with_suffix(".json").read_text())
     assert report["header"]["model"].endswith(".py")
     assert set(report["steps"]["step"]) == {"torch", "fst"}

@@ -12,10 +12,9 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 import fst
-from fst.cli import checks as commands
+from fst.cli import main
 from fst.files.checkpoint import load_checkpoint_safely
 from fst.layers.modules import SparseConv2d
-from fst.training.engine import cli
 from tests.training.detection import toy
 
 DETECTORS = ("ssd", "faster-rcnn")
@@ -151,9 +150,9 @@ def test_a_folded_detector_finds_the_same_boxes(
     work_dir = train("run", detector, sparsity=FST)
     trained, folded = str(work_dir / "epoch_2.pth"), str(tmp_path / "folded.pth")
     config = write_config(detector, sparsity=FST)
-    cli.fold([config, trained, folded])
-    assert commands.verify([folded]) == 0
-    assert commands.verify([trained]) == 1
+    main(["fold", config, trained, folded])
+    assert main(["verify", folded]) == 0
+    assert main(["verify", trained]) == 1
     plain = init_detector(write_config(detector), folded, device="cpu")
     sparse = init_detector(write_config(detector), trained, device="cpu")
     dense = init_detector(write_config(detector), trained, device="cpu")
@@ -170,7 +169,7 @@ def test_a_folded_detector_finds_the_same_boxes(
     capsys.readouterr()
     measured = []
     for checkpoint in (trained, folded):
-        cli.test([config, checkpoint, "--work-dir", str(tmp_path / f"test{len(measured)}")])
+        main(["test", config, checkpoint, "--work-dir", str(tmp_path / f"test{len(measured)}")])
         lines = [x for x in capsys.readouterr().out.splitlines() if "pascal_voc/mAP" in x]
         measured.append(lines[-1].split("pascal_voc/mAP:")[1].split()[0])
     assert measured[0] == measured[1]

@@ -16,7 +16,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 import fst.models
-from fst.training.engine import cli
+from fst.cli import main
 
 REPO = Path(__file__).resolve().parents[3]
 SHARED_DATA = REPO.parent / "shared" / "data"
@@ -103,7 +103,7 @@ def train(tmp_path, write_config):
 
     def run(name="run", *arguments, sparsity='dict(strategy="fst", log_interval=2)', extra=""):
         path = write_config(sparsity, extra)
-        cli.train([path, "--work-dir", str(tmp_path / name), "--traceback", *arguments])
+        main(["train", path, "--work-dir", str(tmp_path / name), "--traceback", *arguments])
         return tmp_path / name
 
     return run
@@ -116,7 +116,7 @@ def error_of(capsys):
     def run(command, *arguments):
         capsys.readouterr()
         with pytest.raises(SystemExit) as stopped:
-            command([str(argument) for argument in arguments])
+            main([command, *map(str, arguments)])
         assert stopped.value.code == 2
         before, error, line = capsys.readouterr().err.rpartition("error: ")
         assert line.count("\n") == 1 and (not before or before.startswith("usage: "))

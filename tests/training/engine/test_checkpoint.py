@@ -12,9 +12,8 @@ from mmengine.logging import HistoryBuffer
 from mmengine.runner import CheckpointLoader
 from torch import nn
 
-from fst.cli import checks as commands
+from fst.cli import main
 from fst.files.checkpoint import load_checkpoint_safely, save_atomically, state_dict_of
-from fst.training.engine import cli
 
 
 class Payload:
@@ -64,10 +63,10 @@ def test_downloaded_checkpoints_run_no_code(malicious, tmp_path, monkeypatch):
 def test_malicious_checkpoints_are_refused_by_every_tool(malicious, write_config, tmp_path, capsys):
     path, config = str(malicious[0]), write_config()
     for command in (
-        lambda: commands.verify([path]),
-        lambda: cli.fold([config, path, str(tmp_path / "out.pth")]),
-        lambda: cli.test([config, path, "--work-dir", str(tmp_path / "w")]),
-        lambda: cli.train([config, "--resume", path, "--work-dir", str(tmp_path / "w")]),
+        lambda: main(["verify", path]),
+        lambda: main(["fold", config, path, str(tmp_path / "out.pth")]),
+        lambda: main(["test", config, path, "--work-dir", str(tmp_path / "w")]),
+        lambda: main(["train", config, "--resume", path, "--work-dir", str(tmp_path / "w")]),
     ):
         with pytest.raises((ValueError, SystemExit)):
             command()
@@ -165,7 +164,7 @@ def test_checkpoints_of_other_trainers_are_read(train, write_config, tmp_path):
     state_dict = {names[name]: value for name, value in trained.items()}
     path = str(tmp_path / "other.pth")
     torch.save({"state_dict": state_dict, "args": Namespace(lr=0.1), "epoch": 3}, path)
-    cli.test([write_config("None"), path, "--work-dir", str(tmp_path / "test"), "--traceback"])
+    main(["test", write_config("None"), path, "--work-dir", str(tmp_path / "test"), "--traceback"])
     start = f"load_from = {path!r}\noptim_wrapper['optimizer']['lr'] = 0.0\n"
     tuned = train("tuned", sparsity="None", extra=start)
     found = load_checkpoint_safely(tuned / "epoch_2.pth")["state_dict"]

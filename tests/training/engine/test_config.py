@@ -9,7 +9,7 @@ from mmengine.config import Config
 from mmengine.optim.optimizer import default_constructor as constructor
 from PIL import Image
 
-from fst.training.engine import cli
+from fst.cli import main
 from fst.training.engine.checks import PARAMWISE_CFG, check_config
 from fst.training.engine.config import load_config
 from fst.training.engine.data.loader import build_dataloader
@@ -21,7 +21,7 @@ CIFAR = 'dict(type="CIFAR10", data_root="no/where")'
 def refused(error_of, tmp_path):
     """The line with which a command refuses its arguments, before any work."""
 
-    def run(*arguments, command=cli.train):
+    def run(*arguments, command="train"):
         line = error_of(command, *arguments, "--work-dir", tmp_path / "never")
         assert not (tmp_path / "never").exists()
         return line
@@ -131,7 +131,7 @@ def test_a_config_is_read_again_where_threads_confused_python_s_parser(write_con
 def test_a_work_dir_that_is_no_folder(tmp_path, write_config, error_of):
     (tmp_path / "file").touch()
     for wrong in ("file", "file/within"):
-        line = error_of(cli.train, write_config(), "--work-dir", tmp_path / wrong)
+        line = error_of("train", write_config(), "--work-dir", tmp_path / wrong)
         assert str(tmp_path / "file") in line
 
 
@@ -159,9 +159,9 @@ def test_missing_files(tmp_path, write_config, refused):
     assert "absent.py" in refused("absent.py")
     message = refused(write_config(), "--resume", "absent.pth")
     assert "'absent.pth'" in message and "does not exist" in message
-    message = refused(write_config(), str(tmp_path), command=cli.test)
+    message = refused(write_config(), str(tmp_path), command="test")
     assert f"{str(tmp_path)!r}" in message and "is no file" in message
-    message = refused(write_config(), "absent.pth", command=cli.test)
+    message = refused(write_config(), "absent.pth", command="test")
     assert "'absent.pth'" in message
     broken = tmp_path / "broken.py"
     broken.write_text("model = dict(\n")
@@ -217,7 +217,7 @@ def test_classes_have_the_same_numbers_in_training_and_evaluation(train, write_c
         assert not list((tmp_path / f"run_{split}").glob("*.pth"))
         config = write_config(extra=folders[split])
         with pytest.raises(ValueError, match=message):
-            cli.test([config, path, "--work-dir", str(tmp_path / "test"), "--traceback"])
+            main(["test", config, path, "--work-dir", str(tmp_path / "test"), "--traceback"])
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 import fst
+from fst.cli import main
 from fst.files.checkpoint import load_checkpoint_safely
-from fst.training.engine import cli
 from fst.training.engine.config import load_config
 from fst.training.engine.trained import trained_model
 
@@ -67,11 +67,11 @@ def test_validated_tested_and_folded_are_the_pruned_average(train, write_config,
     out = train("run", sparsity=sparsity, extra=hooks("Watch"))
     config = write_config(sparsity, hooks("Watch"))
     path = str(out / "epoch_2.pth")
-    cli.test([config, path, "--work-dir", str(out / "test")])
+    main(["test", config, path, "--work-dir", str(out / "test")])
     assert len(SEEN["accuracy"]) == 3 and SEEN["accuracy"][1] == SEEN["accuracy"][2]
     assert all(torch.equal(SEEN["val"][-1][n], v) for n, v in SEEN["val"][-4].items())
 
-    cli.fold([config, path, str(out / "folded.pth")])
+    main(["fold", config, path, str(out / "folded.pth")])
     folded = load_checkpoint_safely(out / "folded.pth")
     saved = load_checkpoint_safely(path)
     masks = fst.sparse_layers(trained_model(load_config(config), path).architecture)
@@ -82,7 +82,7 @@ def test_validated_tested_and_folded_are_the_pruned_average(train, write_config,
             assert torch.equal(folded[f"{name}.weight"], average * kept)
     assert 0 < masks["3"].output_mask().float().mean() < 1
     del SEEN["accuracy"][:]
-    cli.test([config, str(out / "folded.pth"), "--work-dir", str(out / "test")])
+    main(["test", config, str(out / "folded.pth"), "--work-dir", str(out / "test")])
     assert SEEN["accuracy"] == [pytest.approx(saved_accuracy(out))]
 
 

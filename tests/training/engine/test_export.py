@@ -6,9 +6,8 @@ import pytest
 import torch
 
 import fst
+from fst.cli import main
 from fst.files.formats import FORMATS
-from fst.training.engine import cli
-from fst.training.engine.export import main
 
 pytest.importorskip("onnxruntime")
 onnx = pytest.importorskip("onnx")
@@ -18,12 +17,12 @@ onnx = pytest.importorskip("onnx")
 def test_a_run_is_exported(train, write_config, tmp_path, capsys):
     config, checkpoint = write_config(), str(train() / "epoch_2.pth")
     folded = str(tmp_path / "folded.pth")
-    cli.fold([config, checkpoint, folded])
+    main(["fold", config, checkpoint, folded])
     found = {}
     for number, source in enumerate((checkpoint, folded)):
         out = tmp_path / f"model{number}.onnx"
         capsys.readouterr()
-        assert main([config, source, str(out), "--size", "16"]) == 0
+        assert main(["export", config, source, str(out), "--size", "16"]) == 0
         said = capsys.readouterr().out
         assert "images: grey, (x - [78.0]) / [96.0], x in 0..255" in said
         assert "of 3 weights 1 is 2:4, 1 exempt, 1 not pruned to N:M" in said
@@ -37,17 +36,17 @@ def test_a_run_is_exported(train, write_config, tmp_path, capsys):
         (found[number],) = FORMATS[".onnx"].outputs(out, (images,))
     assert torch.equal(found[0], found[1]) and found[0].shape == (3, 10)
     plain = tmp_path / "model.safetensors"
-    assert main([config, checkpoint, str(plain)]) == 0
+    assert main(["export", config, checkpoint, str(plain)]) == 0
     assert fst.verify(plain).ok
     small, old = tmp_path / "small.safetensors", tmp_path / "old.onnx"
-    assert main([config, checkpoint, str(small), "--compressed"]) == 0
+    assert main(["export", config, checkpoint, str(small), "--compressed"]) == 0
     state = fst.load(small)
     assert state.keys() == fst.load(plain).keys()
     assert all(torch.equal(value, fst.load(plain)[name]) for name, value in state.items())
-    assert main([config, checkpoint, str(old), "--size", "16", "--opset", "13"]) == 0
+    assert main(["export", config, checkpoint, str(old), "--size", "16", "--opset", "13"]) == 0
     assert onnx.load(old).opset_import[0].version == 13
-    any_size = [config, checkpoint, str(tmp_path / "m.pt2"), "--size", "16", "--dynamic-size"]
-    assert main(any_size) == 0
+    any_size = [str(tmp_path / "m.pt2"), "--size", "16", "--dynamic-size"]
+    assert main(["export", config, checkpoint, *any_size]) == 0
 
 
 def test_mistakes_end_in_one_line(train, write_config, tmp_path, error_of):
@@ -57,4 +56,4 @@ def test_mistakes_end_in_one_line(train, write_config, tmp_path, error_of):
         (write_config(), "m.txt", "the suffix '.txt' is unknown. Did you mean"),
         (write_config("None"), "m.safetensors", "has no `sparsity`"),
     ):
-        assert expected in error_of(main, config, checkpoint, tmp_path / out)
+        assert expected in error_of("export", config, checkpoint, tmp_path / out)

@@ -14,9 +14,10 @@ from mmengine.registry import HOOKS, MODELS, OPTIM_WRAPPER_CONSTRUCTORS
 from torch import nn
 from torch.utils.data import DataLoader
 
+from fst.cli import main
 from fst.files.checkpoint import load_checkpoint_safely
 from fst.layers.modules import SparseConv2d
-from fst.training.engine import Classifier, ClutteredDigits, cli
+from fst.training.engine import Classifier, ClutteredDigits
 from fst.training.engine.metrics import Accuracy
 
 
@@ -239,9 +240,9 @@ def test_the_dense_end_of_a_training_is_evaluated_as_it_is(train, write_config, 
     work_dir = train(sparsity=sparsity)
     arguments = [write_config(sparsity), str(work_dir / "epoch_2.pth")]
     capsys.readouterr()
-    assert cli.test([*arguments, "--work-dir", str(work_dir / "test"), "--traceback"]) == 0
+    assert main(["test", *arguments, "--work-dir", str(work_dir / "test"), "--traceback"]) == 0
     assert capsys.readouterr().out.startswith("accuracy/top1: ")
-    message = error_of(cli.fold, *arguments, work_dir / "folded.pth")
+    message = error_of("fold", *arguments, work_dir / "folded.pth")
     assert "holds no sparsity state" in message
 
 

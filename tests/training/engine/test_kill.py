@@ -19,7 +19,7 @@ import fst.models
 from conftest import tiny_net
 fst.models.tiny_net = tiny_net
 torch.set_num_threads(1)
-from fst.training.engine import cli
+from fst.cli import main
 """
 
 KILL_DURING_SAVE = """
@@ -52,7 +52,7 @@ class Slow(Hook):
 def start(tmp_path, repo, arguments, extra=""):
     script = tmp_path / "script.py"
     prelude = PRELUDE.format(tests=str(repo / "tests" / "training" / "engine"))
-    script.write_text(f"{prelude}{extra}\ncli.train({arguments!r})\n")
+    script.write_text(f"{prelude}{extra}\nmain({['train', *arguments]!r})\n")
     (tmp_path / "slow_hook.py").write_text(SLOW_HOOK)
     env = {
         "PYTHONPATH": f"{repo}:{tmp_path}",

@@ -5,7 +5,7 @@ import shutil
 import pytest
 from PIL import Image
 
-from fst.training.engine import cli
+from fst.cli import main
 from fst.training.engine.config import load_config
 
 OWN = """
@@ -50,14 +50,14 @@ def config(tmp_path):
 def test_a_folder_of_images_is_trained_tested_and_folded(images, config, tmp_path, capsys):
     options = ["--cfg-options", f"data_root={images}"]
     work_dir = tmp_path / "run"
-    assert cli.train([config, "--work-dir", str(work_dir), *options]) == 0
+    assert main(["train", config, "--work-dir", str(work_dir), *options]) == 0
     said = capsys.readouterr().out
     train = f"{images}/train: 8 images of 2 classes (cats 3, raccoons 5), 3 x 32 x 32"
     assert train in said and f"{images}/val: 3 images of 2 classes (cats 1, raccoons 2)" in said
     checkpoint, folded = str(work_dir / "epoch_1.pth"), str(tmp_path / "folded.pth")
-    assert cli.fold([config, checkpoint, folded, *options]) == 0
+    assert main(["fold", config, checkpoint, folded, *options]) == 0
     shutil.rmtree(images / "train")  # the checkpoint names the classes
-    assert cli.test([config, checkpoint, "--work-dir", str(tmp_path / "test"), *options]) == 0
+    assert main(["test", config, checkpoint, "--work-dir", str(tmp_path / "test"), *options]) == 0
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
@@ -70,7 +70,7 @@ def test_an_image_that_is_broken_inside_is_named_in_one_line(
     whole = broken.read_bytes()
     broken.write_bytes(whole[: len(whole) // 2] + b";")
     options = ["--cfg-options", f"data_root={images}", f"train_dataloader.num_workers={workers}"]
-    message = error_of(cli.train, config, "--work-dir", tmp_path / "run", *options)
+    message = error_of("train", config, "--work-dir", tmp_path / "run", *options)
     assert message.startswith(f"error: image {str(broken)!r} cannot be read: ")
 
 
@@ -97,14 +97,14 @@ def test_a_data_root_that_changes_nothing_is_refused(images, config, tmp_path):
 
 def test_a_folder_without_splits_says_how_to_sort_it(images, config, tmp_path, error_of):
     options = ["--cfg-options", f"data_root={images / 'train'}"]
-    message = error_of(cli.train, config, "--work-dir", tmp_path / "run", *options)
+    message = error_of("train", config, "--work-dir", tmp_path / "run", *options)
     assert "sort them into data_root/train/<class>/" in message
 
 
 def test_a_class_without_a_folder_to_validate_is_named(images, config, tmp_path, error_of):
     shutil.rmtree(images / "val" / "raccoons")
     options = ["--work-dir", str(tmp_path / "run"), "--cfg-options", f"data_root={images}"]
-    message = error_of(cli.train, config, *options)
+    message = error_of("train", config, *options)
     assert f"{images}/val: its classes are not those of the training" in message
     assert "missing: raccoons" in message
 
@@ -113,7 +113,7 @@ def test_a_broken_image_stops_before_the_training(images, config, tmp_path, erro
     broken = images / "val" / "raccoons" / "0.jpg"
     broken.write_text("no image")
     options = ["--work-dir", str(tmp_path / "run"), "--cfg-options", f"data_root={images}"]
-    assert f"{broken}" in error_of(cli.train, config, *options)
+    assert f"{broken}" in error_of("train", config, *options)
     assert not (tmp_path / "run").exists()
 
 
@@ -130,7 +130,7 @@ def test_epochs_set_the_training_and_its_schedules(images, config, tmp_path):
 def test_the_option_epochs_is_kept(images, tmp_path):
     changes = [f"data_root={images}", "train_dataloader.batch_size=4"]
     options = ["--work-dir", str(tmp_path / "run"), "--cfg-options", *changes]
-    assert cli.train(["fst::configs/own_images.py", "--epochs", "2", *options]) == 0
+    assert main(["train", "fst::configs/own_images.py", "--epochs", "2", *options]) == 0
     assert (tmp_path / "run" / "epoch_2.pth").is_file()
     kept = load_config(str(tmp_path / "run" / "own_images.py"))
     assert kept.train_cfg.max_epochs == 2 and kept.param_scheduler[1].end == 2

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fst
-from fst.cli import commands as cli
+from fst.cli import main
 from fst.ops.cpp import missing
 from fst.training.engine.config import load_config
 from fst.training.engine.trained import trained_model
@@ -33,10 +33,10 @@ def test_another_process_runs_the_file(
         f'_base_ = "fst::configs/demo_digits.py"\nsparsity = dict(strategy="srste", n={n}, m=4)\n'
         "train_cfg = dict(max_epochs=1)\n"
     )
-    assert cli.main(["train", str(config), "--work-dir", str(tmp_path)]) == 0
+    assert main(["train", str(config), "--work-dir", str(tmp_path)]) == 0
     capsys.readouterr()
     given = [str(config), str(tmp_path / "epoch_1.pth")]
-    assert cli.main(["pack", *given, str(path), "--size", "16", "--batch", "2"]) == 0
+    assert main(["pack", *given, str(path), "--size", "16", "--batch", "2"]) == 0
     (row,) = [line for line in capsys.readouterr().out.splitlines() if "features.1.0" in line]
     assert row.split()[2] == f"{n / 4:.3f}"
     x = torch.randn(2, 1, 16, 16)
@@ -59,5 +59,5 @@ def test_another_process_runs_the_file(
 def test_an_unknown_suffix(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     given = ["fst::configs/demo_digits.py", __file__, str(tmp_path / "packed.onnx")]
     with pytest.raises(SystemExit):
-        cli.main(["pack", *given, "--size", "16"])
+        main(["pack", *given, "--size", "16"])
     assert ".pt or .pt2" in capsys.readouterr().err

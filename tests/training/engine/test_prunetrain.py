@@ -7,8 +7,8 @@ from torch import nn
 import fst
 import fst.models
 from fst.baselines.channel_removal import channel_groups, fit_channels, remove_channels
+from fst.cli import main
 from fst.files.checkpoint import load_checkpoint_safely
-from fst.training.engine import cli
 from fst.training.engine.config import load_config
 from fst.training.engine.trained import trained_model
 
@@ -60,14 +60,14 @@ def test_the_smaller_model_is_tested_and_folded(train, write_config, tmp_path, c
     whole = train("whole", sparsity=SPARSITY)
     config, checkpoint = write_config(SPARSITY), str(whole / "epoch_2.pth")
     out = str(tmp_path / "folded.pth")
-    assert cli.fold([config, checkpoint, out]) == 0
+    assert main(["fold", config, checkpoint, out]) == 0
     folded = load_checkpoint_safely(out)
     model = fst.models.tiny_net()
     assert fit_channels(model, folded)
     model.load_state_dict(folded)
     assert model[3].in_channels == model[0].out_channels < 8
     for path in (checkpoint, out):
-        assert cli.test([config, path, "--work-dir", str(tmp_path / "test")]) == 0
+        assert main(["test", config, path, "--work-dir", str(tmp_path / "test")]) == 0
         loaded = trained_model(load_config(config), path).architecture  # to be exported
         assert torch.equal(loaded[3].weight, folded["3.weight"])
     state = load_checkpoint_safely(checkpoint)["state_dict"]

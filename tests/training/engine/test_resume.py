@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from fst.cli import main
 from fst.files.checkpoint import load_checkpoint_safely
 from fst.lab.logs import read_run
-from fst.training.engine import Runner, cli
+from fst.training.engine import Runner
 from fst.training.engine.checkpoint import newest_checkpoint
 from fst.training.engine.config import load_config
 from fst.training.engine.metrics import Accuracy
@@ -200,12 +201,12 @@ def test_a_run_does_not_start_among_the_checkpoints_of_another(train, write_conf
 def test_a_refused_run_leaves_the_config(train, write_config):
     config = write_config()
     work_dir = Path(config).parent / "run"
-    cli.train([config, "--work-dir", str(work_dir), "--traceback"])
+    main(["train", config, "--work-dir", str(work_dir), "--traceback"])
     kept = (work_dir / Path(config).name).read_text()
     refused = [config, "--work-dir", str(work_dir), "--resume", "--traceback", "--cfg-options"]
     with pytest.raises(ValueError, match="srste"):
-        cli.train([*refused, "sparsity.strategy=srste"])
-    cli.test([config, str(work_dir / "epoch_1.pth"), "--work-dir", str(work_dir)])
+        main(["train", *refused, "sparsity.strategy=srste"])
+    main(["test", config, str(work_dir / "epoch_1.pth"), "--work-dir", str(work_dir)])
     assert (work_dir / Path(config).name).read_text() == kept
 
 

@@ -10,10 +10,9 @@ from mmengine.optim import OptimWrapper
 from torch import nn
 
 import fst
-from fst.cli import checks as commands
+from fst.cli import main
 from fst.files.checkpoint import load_checkpoint_safely
 from fst.layers.modules import STEP
-from fst.training.engine import cli
 from fst.training.engine.config import load_config
 from fst.training.engine.hooks.sparsity import SparsityHook
 from fst.training.engine.model import build_model, sparse_root
@@ -166,6 +165,6 @@ def test_patterns_for_a_budget_of_a_configs_model(train, write_config, tmp_path)
         train("bad", sparsity='dict(strategy="srste", patterns={"0": "8"})')
     path = write_config(f'dict(strategy="srste", patterns={patterns})')
     folded = tmp_path / "folded.pth"
-    cli.fold([path, str(work_dir / "epoch_2.pth"), str(folded)])
-    assert commands.verify([str(folded)]) == 0 and fst.verify(folded).pattern == "2:8, 8:8"
-    assert commands.verify([str(folded), "--n", "1", "--m", "8"]) == 1
+    main(["fold", path, str(work_dir / "epoch_2.pth"), str(folded)])
+    assert main(["verify", str(folded)]) == 0 and fst.verify(folded).pattern == "2:8, 8:8"
+    assert main(["verify", str(folded), "--n", "1", "--m", "8"]) == 1

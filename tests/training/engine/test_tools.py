@@ -18,13 +18,9 @@ from torch import nn
 import fst
 import fst.models
 from fst.basics.arguments import user_errors
-from fst.cli import checks as commands
-from fst.cli.commands import main
+from fst.cli import main
 from fst.files.checkpoint import load_checkpoint_safely
-from fst.lab import demo
-from fst.lab.ablation.cli import main as ablate
-from fst.lab.benchmark.cli import main as benchmark
-from fst.training.engine import Runner, cli
+from fst.training.engine import Runner
 from fst.training.engine.config import load_config
 
 
@@ -32,27 +28,27 @@ def test_fold_verify_and_test(train, write_config, tmp_path, capsys):
     work_dir = train()
     checkpoint, folded = str(work_dir / "epoch_2.pth"), str(tmp_path / "folded.pth")
     config = write_config()
-    assert cli.fold([config, checkpoint, folded]) == 0
+    assert main(["fold", config, checkpoint, folded]) == 0
     assert "folded 2 layers" in capsys.readouterr().out
 
     model = fst.models.tiny_net()
     model.load_state_dict(torch.load(folded, weights_only=True))
     assert fst.verify(folded).ok
 
-    assert commands.verify([folded]) == 0
+    assert main(["verify", folded]) == 0
     assert "1 weight is 2:4, 1 exempt" in capsys.readouterr().out
-    assert commands.verify([folded, "--min-coverage", "0.59"]) == 0  # 576 of 968 weights
-    assert commands.verify([folded, "--min-coverage", "0.6"]) == 1
+    assert main(["verify", folded, "--min-coverage", "0.59"]) == 0  # 576 of 968 weights
+    assert main(["verify", folded, "--min-coverage", "0.6"]) == 1
     assert "coverage 59.5%, less than min_coverage=0.6" in capsys.readouterr().out
-    assert commands.verify([folded, "--n", "1"]) == 1
-    assert commands.verify([checkpoint]) == 1
+    assert main(["verify", folded, "--n", "1"]) == 1
+    assert main(["verify", checkpoint]) == 1
     out = capsys.readouterr().out
     assert "holds the dense weights" in out and f"fst fold CONFIG {checkpoint} OUT" in out
-    assert commands.verify([checkpoint, "--include", "architecture.0.weight"]) == 0
+    assert main(["verify", checkpoint, "--include", "architecture.0.weight"]) == 0
 
     logs = []
     for number, path in enumerate((checkpoint, folded)):
-        cli.test([write_config(), path, "--work-dir", str(tmp_path / f"test{number}")])
+        main(["test", write_config(), path, "--work-dir", str(tmp_path / f"test{number}")])
         text = next((tmp_path / f"test{number}").glob("*/*.log")).read_text()
         logs.append(text.rpartition("accuracy/top1:")[2].split()[0])
     assert logs[0] == logs[1]
@@ -62,7 +58,7 @@ def test_a_folded_file_is_evaluated_as_it_is(train, write_config, tmp_path):
     """rigl's layers have other densities than its rule, which would prune the first one again."""
     sparsity = 'dict(strategy="rigl", sparsity=0.8)'
     checkpoint, folded = train(sparsity=sparsity) / "epoch_2.pth", tmp_path / "folded.pth"
-    cli.fold([write_config(sparsity), str(checkpoint), str(folded)])
+    main(["fold", write_config(sparsity), str(checkpoint), str(folded)])
     images, outputs = torch.rand(2, 1, 8, 8), []
     for number, path in enumerate((checkpoint, folded)):
         config = load_config(write_config(sparsity))
@@ -77,7 +73,7 @@ def test_tsm_is_folded_with_its_kept_mask(train, write_config, tmp_path):
     sparsity = 'dict(strategy="tsm", interval=100)'
     work_dir = train(sparsity=sparsity)
     folded = tmp_path / "folded.pth"
-    cli.fold([write_config(sparsity), str(work_dir / "epoch_2.pth"), str(folded)])
+    main(["fold", write_config(sparsity), str(work_dir / "epoch_2.pth"), str(folded)])
     mask = load_checkpoint_safely(work_dir / "epoch_2.pth")["sparsity"]["3"]["kept_mask"]
     weight = torch.load(folded, weights_only=True)["3.weight"]
     assert torch.equal(weight != 0, mask.view(weight.shape))
@@ -92,12 +88,12 @@ def test_errors(train, write_config, tmp_path, error_of):
         ([write_config("None"), dense, "out.pth"], "nothing to fold"),
         ([config, "absent.pth", "out.pth"], "absent.pth"),
     ):
-        assert message in error_of(cli.fold, *arguments)
+        assert message in error_of("fold", *arguments)
     for arguments in (
         *(["absent.pth"], [dense, "--n", "5"], [dense, "--include", "x*"]),
         [dense, "--min-coverage", "60"],
     ):
-        error_of(commands.verify, *arguments)
+        error_of("verify", *arguments)
 
 
 @pytest.mark.parametrize("command", ["fold", "export"])
@@ -106,7 +102,7 @@ def test_no_output_replaces_the_checkpoint_or_a_folder(write_config, tmp_path, c
     checkpoint.write_bytes(b"trained for days")
     folder.mkdir()
     for out, message in ((checkpoint, "is the checkpoint"), (folder, "is a folder")):
-        assert message in error_of(main, command, write_config(), checkpoint, out)
+        assert message in error_of(command, write_config(), checkpoint, out)
     assert checkpoint.read_bytes() == b"trained for days"
     assert not list(tmp_path.glob(".fst-*"))
 
@@ -122,7 +118,7 @@ def test_fold_refuses_what_the_dense_model_would_standardise_again(
     fst.convert(model, "fst")
     sparsity = fst.sparsity_state(model)
     torch.save({"state_dict": model.state_dict(), "sparsity": sparsity}, checkpoint)
-    line = error_of(cli.fold, write_config(), checkpoint, tmp_path / "out.pth")
+    line = error_of("fold", write_config(), checkpoint, tmp_path / "out.pth")
     assert "1 from StdConv2d to Conv2d" in line and "fst export" in line
     assert not (tmp_path / "out.pth").exists()
 
@@ -130,17 +126,17 @@ def test_fold_refuses_what_the_dense_model_would_standardise_again(
 def test_every_command_ends_in_one_line(tmp_path, error_of):
     absent = tmp_path / "absent.yaml"
     for command, arguments in (
-        (cli.train, [absent]),
-        (cli.test, [absent, "a.pth"]),
-        (cli.fold, [absent, "a.pth", tmp_path / "out.pth"]),
-        (cli.fold, [absent, "a.pth", absent / "out.pth"]),
-        (commands.verify, [absent]),
-        (ablate, [absent]),
-        (benchmark, ["--model", absent]),
+        ("train", [absent]),
+        ("test", [absent, "a.pth"]),
+        ("fold", [absent, "a.pth", tmp_path / "out.pth"]),
+        ("fold", [absent, "a.pth", absent / "out.pth"]),
+        ("verify", [absent]),
+        ("ablate", [absent]),
+        ("bench", ["--model", absent]),
     ):
         assert "absent.yaml" in error_of(command, *arguments)
         with pytest.raises(FileNotFoundError):
-            command([*map(str, arguments), "--traceback"])
+            main([command, *map(str, arguments), "--traceback"])
 
 
 @pytest.mark.parametrize(
@@ -161,17 +157,17 @@ def test_every_command_ends_in_one_line(tmp_path, error_of):
 )
 def test_mistakes_in_a_config_end_in_one_line(write_config, tmp_path, extra, expected, error_of):
     config = write_config(extra=extra)
-    assert expected in error_of(cli.train, config, "--work-dir", tmp_path / "w")
+    assert expected in error_of("train", config, "--work-dir", tmp_path / "w")
 
 
 def test_the_demo_ends_in_one_line(tmp_path, capsys, monkeypatch, error_of):
     options = ["--strategies", "dense", "--epochs", "2", "--seeds", "0", "--out"]
     (tmp_path / "file").touch()
-    assert "file/dense" in error_of(demo.main, *options, tmp_path / "file")
+    assert "file/dense" in error_of("demo", *options, tmp_path / "file")
     press_ctrl_c = f"import os, signal; os.kill({os.getpid()}, signal.SIGINT)"
-    monkeypatch.setattr(demo, "TRAIN", ["-c", press_ctrl_c])
+    monkeypatch.setattr("fst.lab.ablation.runs.TRAIN", ["-c", press_ctrl_c])
     with pytest.raises(SystemExit) as stopped:
-        demo.main([*options, str(tmp_path / "demo")])
+        main(["demo", *options, str(tmp_path / "demo")])
     assert stopped.value.code == 130
     assert capsys.readouterr().err == "stopped; the same command goes on from here\n"
 
@@ -202,7 +198,7 @@ def test_ctrl_c_says_how_to_continue(write_config, tmp_path, capsys, monkeypatch
     monkeypatch.setattr(PressCtrlC, "pressed", False)
     config = write_config(extra=f'custom_hooks = [dict(type="PressCtrlC", iteration={iteration})]')
     with pytest.raises(SystemExit) as stopped:
-        cli.train([config, "--work-dir", str(tmp_path / "a run")])
+        main(["train", config, "--work-dir", str(tmp_path / "a run")])
     assert stopped.value.code == 130
     message = capsys.readouterr().err
     if iteration == 1:
@@ -210,7 +206,7 @@ def test_ctrl_c_says_how_to_continue(write_config, tmp_path, capsys, monkeypatch
         return
     options = shlex.split(message.partition("the same command with ")[2])
     assert options == ["--work-dir", str(tmp_path / "a run"), "--resume"]
-    assert cli.train([config, *options]) == 0
+    assert main(["train", config, *options]) == 0
     assert (tmp_path / "a run" / "epoch_2.pth").is_file()
 
 
@@ -227,7 +223,7 @@ def test_a_signal_while_the_config_is_printed(
 
     monkeypatch.setattr(yapf.yapflib.yapf_api, "FormatCode", signalled)
     with pytest.raises(SystemExit) as stopped:
-        cli.train([write_config(), "--work-dir", str(tmp_path / "run")])
+        main(["train", write_config(), "--work-dir", str(tmp_path / "run")])
     assert stopped.value.code == status
     last = capsys.readouterr().err.splitlines()[-1]
     assert last == "stopped. No checkpoint was saved yet: the same command starts anew."
@@ -237,13 +233,13 @@ def test_safetensors_are_verified(tmp_path, monkeypatch, error_of):
     save_file = pytest.importorskip("safetensors.torch").save_file
     path = tmp_path / "model.safetensors"
     save_file({"conv.weight": torch.eye(8).view(8, 8, 1, 1), "bias": torch.ones(8)}, path)
-    assert fst.verify(path, 1).ok and commands.verify([str(path), "--n", "1"]) == 0
+    assert fst.verify(path, 1).ok and main(["verify", str(path), "--n", "1"]) == 0
     save_file({"conv.weight": torch.ones(8, 8, 1, 1)}, path)
-    assert commands.verify([str(path)]) == 1
+    assert main(["verify", str(path)]) == 1
     path.write_bytes(b"none")
-    assert "is no .safetensors file" in error_of(commands.verify, path)
+    assert "is no .safetensors file" in error_of("verify", path)
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    message = error_of(commands.verify, path)
+    message = error_of("verify", path)
     assert "pip install 'fst-train[export]'" in message
 
 
@@ -252,14 +248,14 @@ def test_testing_takes_the_strategy_of_the_checkpoint_only(train, write_config, 
     other = write_config('dict(strategy="tsm")')
     arguments = [other, str(work_dir / "epoch_1.pth"), "--work-dir", str(tmp_path / "t")]
     with pytest.raises(ValueError, match="tsm"):
-        cli.test([*arguments, "--traceback"])
+        main(["test", *arguments, "--traceback"])
     dense = write_config("None")
     with pytest.raises(ValueError, match="comes from a sparse training, but the config has no"):
-        cli.test([dense, *arguments[1:], "--traceback"])
+        main(["test", dense, *arguments[1:], "--traceback"])
     arguments[1] = str(train("dense", sparsity="None") / "epoch_1.pth")
     with pytest.raises(ValueError, match="comes from a dense training, but the config has"):
-        cli.test([*arguments, "--traceback"])
-    cli.test([*arguments, "--cfg-options", "sparsity=None"])
+        main(["test", *arguments, "--traceback"])
+    main(["test", *arguments, "--cfg-options", "sparsity=None"])
 
 
 @pytest.mark.parametrize("sparsity", ['dict(strategy="tsm", interval=3)', "None"])

@@ -11,8 +11,9 @@ from PIL import Image
 from timm.optim import param_groups_weight_decay
 
 import fst
+from fst.cli import main
 from fst.files.checkpoint import load_checkpoint_safely
-from fst.training.engine import SparsityHook, cli
+from fst.training.engine import SparsityHook
 from fst.training.engine.config import load_config
 from tests.test_configs import learning_rates
 
@@ -78,7 +79,7 @@ def test_a_step_on_images(strategy, network, images, tmp_path):
         options += [f"{loader}.persistent_workers=False", f"{loader}.dataset.data_root={images}"]
     config = str(CONFIGS / f"{strategy}_{network}_imagenet.py")
     options += ["train_cfg.max_epochs=1", "param_scheduler=None"]
-    cli.train([config, "--work-dir", str(tmp_path), "--traceback", "--cfg-options", *options])
+    main(["train", config, "--work-dir", str(tmp_path), "--traceback", "--cfg-options", *options])
     saved = load_checkpoint_safely(tmp_path / "epoch_1.pth")
     assert saved["meta"]["iter"] == 1 and "ema_state_dict" in saved
     assert any("mlp.fc1" in name for name in saved["sparsity"])
