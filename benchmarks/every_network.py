@@ -30,9 +30,8 @@ from fst.backends.timing import geometric_mean
 from fst.basics.arguments import positive
 from fst.basics.machine import keep_freed_memory, processor
 from fst.basics.text import table
-from fst.lab.arguments import source_and_name
-from fst.models.named import build_architecture
 from fst.ops import cpp
+from fst.training.architecture import named_model
 
 NETWORKS = (
     "torchvision:resnet50",
@@ -142,7 +141,7 @@ def measure(name: str, arguments: argparse.Namespace) -> Measured | str:
     """Steps of the network and of its copies, or why it cannot be trained like that."""
     try:
         options = {SIZE_OPTIONS[name]: arguments.size} if name in SIZE_OPTIONS else {}
-        plain = build_architecture(*source_and_name(name), num_classes=100, **options)
+        plain = named_model(name, num_classes=100, **options)
         models = {"plain": plain, "control": copy.deepcopy(plain), "node": copy.deepcopy(plain)}
         for strategy in arguments.strategies:
             models[strategy] = copy.deepcopy(plain)

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from fst.backends.timing import compare
 from fst.basics.arguments import add_traceback, positive, user_errors
 from fst.cli.environment import surroundings
-from fst.models.named import build_architecture
 from fst.rules.masks import nm_mask
+from fst.training.architecture import build_architecture
 
 ALIGNED = 16  # columns whose metadata fill 16 bits
 SHIFTS = (0, 4, 8, 12)

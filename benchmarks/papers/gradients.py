@@ -20,8 +20,8 @@ from paper import Precision, add_layers, add_pattern, add_precision, bare, drawi
 from record import LayerRecord, conv_names, record_step
 from torch import Tensor, nn
 
-from fst.lab.arguments import amp_dtype
 from fst.lab.document import Document
+from fst.lab.model import amp_dtype
 from fst.ops.prune import prune_grad_output
 from fst.rules.masks import RESCALES
 from fst.rules.nm import NM

@@ -18,8 +18,8 @@ import fst
 from fst.basics.arguments import positive
 from fst.cli.options.parsing import add_cfg_options
 from fst.files.checkpoint import load_checkpoint_safely
-from fst.lab.arguments import source_and_name
 from fst.rules.strategy import Strategy
+from fst.training.architecture import source_and_name
 from fst.training.engine.checks import check_config
 from fst.training.engine.classifier import Classifier
 from fst.training.engine.config import load_config, read_sparsity

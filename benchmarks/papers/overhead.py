@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from fst.backends.timing import compare
 from fst.basics.arguments import positive
-from fst.lab.arguments import amp_dtype
 from fst.lab.document import Document
 from fst.lab.figures import COLOURS, INK
+from fst.lab.model import amp_dtype
 from fst.ops.prune import prune_grad_output, prune_weight
 from fst.rules import masks
 from fst.rules.alternating import Alternating

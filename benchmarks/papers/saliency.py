@@ -30,9 +30,9 @@ from torch import Tensor, nn
 
 import fst
 from fst.basics.values import one_of
-from fst.lab.arguments import amp_dtype
 from fst.lab.document import Document
 from fst.lab.figures import COLOURS, INK
+from fst.lab.model import amp_dtype
 from fst.rules.nm import NM
 from fst.rules.strategy import Strategy
 from fst.training.engine.model import sparse_root

@@ -56,7 +56,7 @@ PAGES = {
     "files": ("fst.files",),
     "integrations": ("fst.integrations",),
     "backends": ("fst.backends",),
-    "models": ("fst.models.digits", "fst.models.resnet9", "fst.models.resnet18_cifar"),
+    "models": ("fst.models",),
     "engine": ("fst.training.engine",),
     "detection": ("fst.training.detection.data",),
 }

@@ -28,10 +28,9 @@ from fst.files.checkpoint import write_text_atomically
 from fst.lab.ablation.grid import Grid, Metric, Setting, check_seeds
 from fst.lab.ablation.results import Results, collect, draw_training
 from fst.lab.ablation.runs import PlannedRun, as_trained, make_runs, refuse_changed, train
-from fst.lab.arguments import command_of
 from fst.lab.benchmark.layers import PLAIN
 from fst.lab.benchmark.steps import candidates
-from fst.lab.document import Document, made_with, markdown
+from fst.lab.document import Document, command_of, made_with, markdown
 from fst.lab.model import from_config
 from fst.rules.rule import Rule
 from fst.rules.strategy import GEMMS

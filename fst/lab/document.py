@@ -94,6 +94,11 @@ def markdown(document: Document) -> str:
     return "\n".join(lines)
 
 
+def command_of(command: str, line: argparse.Namespace) -> str:
+    """The line that calls `fst` ``command`` again, from its parsed line."""
+    return shlex.join(["fst", command, *line.words])
+
+
 def made_with() -> str:
     """The versions and the machine, in one line."""
     found = {**versions(), "machine": machine(), "instruction set": get_cpu_capability()}

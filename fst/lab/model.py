@@ -15,10 +15,9 @@ from torch.nn import functional as F
 from fst.api.attach import attach
 from fst.api.convert import convert
 from fst.backends.timing import Function
-from fst.lab.arguments import amp_dtype, source_and_name
 from fst.layers.modules import sparse_layers
-from fst.models.named import build_architecture
 from fst.rules.strategy import Strategy
+from fst.training.architecture import named_model
 
 CLASSES = 1000  # of a model that is named
 SIZE = (224, 224)  # of its images
@@ -27,6 +26,11 @@ SIZE = (224, 224)  # of its images
 # next one takes as long. At a rate of 0 a step would ask whether its gradients are 0, and so wait
 # for a GPU.
 LEARNING_RATE = 1e-30
+
+
+def amp_dtype(name: str) -> torch.dtype | None:
+    """The dtype of autocast; None for float32."""
+    return None if name == "float32" else getattr(torch, name)
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,7 @@ def from_name(
     Raises:
         ValueError: unknown source or name.
     """
-    model = build_architecture(*source_and_name(name), num_classes=CLASSES)
+    model = named_model(name, num_classes=CLASSES)
     model = model.to(device, memory_format=torch.channels_last)
     images = torch.randn(batch_size, 3, *(size or SIZE), device=device)
     images = images.contiguous(memory_format=torch.channels_last)

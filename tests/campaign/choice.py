@@ -13,10 +13,9 @@ from torch.utils.checkpoint import checkpoint
 import fst
 from benchmarks.every_network import NETWORKS
 from fst.backends import force
-from fst.lab.arguments import source_and_name
-from fst.models.named import build_architecture
 from fst.rules.sampled import Sampled
 from fst.rules.strategy import Strategy
+from fst.training.architecture import named_model
 from tests.campaign.shared import Checks, assert_equal_weights, example_of, train
 from tests.ops import test_sampled
 from tests.ops.test_sampled import At, few_positions, gradients, scores_of, starts
@@ -103,7 +102,7 @@ def _check_network(name: str, size: int, draw: random.Random) -> None:
     """Two steps of a known network, each layer from a quarter of the positions."""
     torch.manual_seed(draw.getrandbits(32))
     given = {ONE_SIZE[name]: size} if name in ONE_SIZE else {}
-    net = build_architecture(*source_and_name(name), **given)
+    net = named_model(name, **given)
     fst.convert(net, Strategy("s", grad_weight=Sampled(keep=0.25)), layers="all")
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
     for _ in range(2):

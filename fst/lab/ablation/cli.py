@@ -13,7 +13,7 @@ from fst.cli.environment import cores
 from fst.lab.ablation.grid import check_seeds, load_grid
 from fst.lab.ablation.results import collect, write
 from fst.lab.ablation.runs import make_runs, refuse_changed, train
-from fst.lab.arguments import command_of
+from fst.lab.document import command_of
 
 TABLE_COLUMNS = 4  # of the results' table, on the console
 

@@ -21,10 +21,9 @@ from fst.cli.environment import surroundings
 from fst.cli.options.lab import bench
 from fst.cli.options.paths import check_read
 from fst.files.checkpoint import write_text_atomically
-from fst.lab.arguments import command_of
 from fst.lab.benchmark.inference import describe_inference, engine_versions, measure_inference
 from fst.lab.benchmark.measurements import Measurements, describe, measure
-from fst.lab.document import Document, markdown
+from fst.lab.document import Document, command_of, markdown
 from fst.lab.model import is_config, model_under_test
 
 CLOCKS = ("of the host", "CUDA events; the L2 cache is flushed before each call")

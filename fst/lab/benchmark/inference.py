@@ -21,11 +21,10 @@ from fst.api.difference import difference
 from fst.backends.timing import LEAST_ROUNDS, Function, Timing, compare
 from fst.basics.extras import extra_named
 from fst.inference.packed import packed_layers
-from fst.lab.arguments import source_and_name
 from fst.lab.document import Document, Table
 from fst.lab.model import CLASSES, SIZE, from_config, is_config
-from fst.models.named import build_architecture
 from fst.ops.backends.packed import LANES
+from fst.training.architecture import named_model
 
 EAGER, FROZEN = "torch", "torch.compile, freezing"
 ORT, ORT_INT8 = "ONNX Runtime, float32", "ONNX Runtime, int8"
@@ -120,7 +119,7 @@ def network(name: str, batch: int, size: tuple[int, int] | None) -> tuple[nn.Mod
         training = from_config(name, batch, size)
         model, shape = deployable(training.model), training.batch_shape
     else:
-        model = build_architecture(*source_and_name(name), num_classes=CLASSES)
+        model = named_model(name, num_classes=CLASSES)
         shape = (batch, 3, *(size or SIZE))
     return model.eval(), torch.randn(shape)
 

@@ -11,7 +11,7 @@ from mmengine.registry import MODELS
 from torch import nn
 
 from fst.basics.values import one_of
-from fst.models.named import build_architecture
+from fst.training.architecture import build_architecture
 from fst.training.engine.recipe import build_loss
 from fst.training.engine.variants import (
     INITIALISATIONS,

@@ -1,4 +1,4 @@
-"""Models of timm, torchvision and this package by name; imports a library when it is asked for."""
+"""Models of timm, torchvision and `fst.models` by name; imports a library when it is asked for."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from fst import models
 from fst.basics.text import nearest, suggest
 
 
@@ -28,6 +29,17 @@ def build_architecture(source: str, name: str, **arguments: Any) -> nn.Module:
         raise ValueError(f"model {name!r} of {source}: {error}") from error
 
 
+def named_model(text: str, **arguments: Any) -> nn.Module:
+    """The model "[SOURCE:]NAME", of torchvision where no source is given."""
+    return build_architecture(*source_and_name(text), **arguments)
+
+
+def source_and_name(text: str) -> tuple[str, str]:
+    """The two parts of "[SOURCE:]NAME"."""
+    source, _, name = text.rpartition(":")
+    return source or "torchvision", name
+
+
 def _timm() -> tuple[Callable[..., nn.Module], list[str]]:
     import timm
 
@@ -36,20 +48,15 @@ def _timm() -> tuple[Callable[..., nn.Module], list[str]]:
 
 
 def _torchvision() -> tuple[Callable[..., nn.Module], list[str]]:
-    from torchvision import models
+    import torchvision.models as known
 
-    return models.get_model, models.list_models(module=models)
+    return known.get_model, known.list_models(module=known)
 
 
 def _own() -> tuple[Callable[..., nn.Module], list[str]]:
-    import fst.models
-
-    names = [
-        name
-        for name, value in vars(fst.models).items()
-        if not name.startswith("_") and (inspect.isfunction(value) or inspect.isclass(value))
-    ]
-    return lambda name, **arguments: getattr(fst.models, name)(**arguments), names
+    functions = inspect.getmembers(models, inspect.isfunction)
+    known = {name: build for name, build in functions if not name.startswith("_")}
+    return lambda name, **arguments: known[name](**arguments), list(known)
 
 
 _SOURCES: dict[str, Callable[[], tuple[Callable[..., nn.Module], list[str]]]] = {
