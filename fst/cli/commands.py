@@ -44,10 +44,10 @@ COMMANDS = {
         "fst.cli.checks:verify", "check the N:M pattern of a file's weights", library.verify
     ),
     "export": Command(
-        f"{ENGINE}.export:main", "write ONNX, .pt2 or .safetensors, checked", training.export
+        f"{ENGINE}.export:export", "write ONNX, .pt2 or .safetensors, checked", training.export
     ),
     "pack": Command(
-        f"{ENGINE}.pack:main", "make a model faster on this CPU by its zeros", training.pack
+        f"{ENGINE}.export:pack", "make a model faster on this CPU by its zeros", training.pack
     ),
     "ablate": Command(f"{LAB}.ablation.cli:main", "train a grid of settings and seeds", lab.ablate),
     "bench": Command(f"{LAB}.benchmark.cli:main", "time layers, steps and inference", lab.bench),

@@ -28,12 +28,6 @@ PACKAGES = {  # distribution -> the upstream one, which may be installed instead
     "onedl-mmcv": "mmcv",
     "onedl-mmdetection": "mmdet",
 }
-GPU_QUERY = {
-    "driver": "driver_version",
-    "power limit": "power.limit",
-    "highest SM clock": "clocks.max.sm",
-    "SM clock now": "clocks.sm",
-}
 ROOT = Path(__file__).resolve().parents[2]  # of the checkout, if this runs from one
 
 
@@ -88,7 +82,6 @@ def surroundings(device: torch.device) -> dict[str, Any]:
     found: dict[str, Any] = {"device": f"CPU, {processor()}"}
     if device.type == "cuda":
         found["device"] = torch.cuda.get_device_name(device)
-        found.update(_gpu_state(device))
         found["CUDA"] = torch.version.cuda
         found["cuDNN"] = torch.backends.cudnn.version()
     else:
@@ -115,19 +108,6 @@ def code() -> str:
     """This library's version, and its commit in a checkout."""
     revision = commit()
     return f"fst {__version__}" + (f", commit {revision}" if revision else "")
-
-
-def _gpu_state(device: torch.device) -> dict[str, str]:
-    """Return what nvidia-smi reports; empty where it does not answer."""
-    index = torch.cuda.current_device() if device.index is None else device.index
-    try:
-        uuid = f"GPU-{torch.cuda.get_device_properties(index).uuid}"
-    except AttributeError:  # before torch 2.7
-        uuid = str(index)
-    query = ["nvidia-smi", f"--id={uuid}", f"--query-gpu={','.join(GPU_QUERY.values())}"]
-    answer = _output([*query, "--format=csv,noheader"])
-    values = [value.strip() for value in answer.splitlines()[0].split(",")] if answer else []
-    return dict(zip(GPU_QUERY, values, strict=False))
 
 
 def _output(command: list[str]) -> str:

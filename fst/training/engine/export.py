@@ -1,4 +1,4 @@
-"""The command line of `fst export`."""
+"""The commands `fst export` and `fst pack`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ from torch import nn
 
 import fst
 from fst.api.export import format_of
+from fst.api.verify import check_records
 from fst.files.checkpoint import load_checkpoint_safely, replacing, trained_classes
+from fst.files.pt2_file import write_program
 from fst.training.engine.classifier import Classifier
 from fst.training.engine.config import load_config
 from fst.training.engine.trained import trained_model
 
+SUFFIXES = (".pt", ".pt2")  # of packed models
 
-def main(arguments: argparse.Namespace) -> int:
+
+def export(arguments: argparse.Namespace) -> int:
     """Write a checkpoint's model as a file that other programs read, and check the file."""
     if format_of(Path(arguments.out)).outputs and not arguments.size:
         raise ValueError(f"OUT={arguments.out!r} needs --size HEIGHT [WIDTH].")
@@ -47,6 +51,30 @@ def main(arguments: argparse.Namespace) -> int:
         annotate(arguments.out, shipped, images, _classes(config, arguments.checkpoint))
     normalised = f"(x - {images['mean']}) / {images['std']}, x in 0..255"
     print(f"{report}\nimages: {images['channels']}, {normalised}")
+    return 0
+
+
+def pack(arguments: argparse.Namespace) -> int:
+    """Pack a checkpoint's model for this CPU, and write it."""
+    path = Path(arguments.out)
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"OUT={arguments.out!r}: its suffix must be {' or '.join(SUFFIXES)}.")
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    config = load_config(arguments.config, arguments.cfg_options, arguments.checkpoint)
+    model = trained_model(config, arguments.checkpoint)
+    check_records(model)
+    if not hasattr(model.data_preprocessor, "mean"):
+        raise ValueError("the config's data_preprocessor has no mean: use fst.pack instead.")
+    channels = model.data_preprocessor.mean.numel()
+    example = torch.randn(arguments.batch, channels, *arguments.size)
+    packed = fst.pack(deployable(model), example)
+    with replacing(path) as partial, torch.no_grad():
+        if path.suffix == ".pt2":
+            write_program(torch.export.export(packed, (example,)), partial)
+        else:
+            torch.save(packed, partial)
+    print(f"{packed.report}\n\nwritten: {path}")
     return 0
 
 

@@ -10,6 +10,7 @@ import yaml
 pytest.importorskip("mmengine")
 
 from fst.cli import main
+from fst.lab.ablation import runs
 
 BASE = """
 model = dict(
@@ -83,7 +84,7 @@ def stand_in(tmp_path, monkeypatch):
     torch.save({"state_dict": {"weight": torch.zeros(1)}, "meta": meta}, tmp_path / "some.pth")
     path = tmp_path / "train.py"
     path.write_text(textwrap.dedent(STAND_IN))
-    monkeypatch.setattr("fst.lab.ablation.runs.TRAIN", [str(path)])
+    monkeypatch.setattr(runs, "TRAIN", [str(path)])
     return path
 
 

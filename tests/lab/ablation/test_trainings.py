@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from fst.lab.ablation import runs
+
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 SETTINGS = {"dense": {"sparsity": {"strategy": "dense"}}, "good": {"sparsity": {"strategy": "fst"}}}
 SLEEPS = """
@@ -30,7 +32,7 @@ def trainings(monkeypatch, tmp_path, write_grid):
     grid = write_grid(settings=SETTINGS)
 
     def run(training: Path, seconds: float) -> int:
-        monkeypatch.setattr("fst.lab.ablation.runs.TRAIN", [str(training)])
+        monkeypatch.setattr(runs, "TRAIN", [str(training)])
         words = [str(grid), "--work-dir", str(tmp_path / "work"), "--seconds", str(seconds)]
         return script.main(words)
 

@@ -20,6 +20,7 @@ import fst.models
 from fst.basics.arguments import user_errors
 from fst.cli import main
 from fst.files.checkpoint import load_checkpoint_safely
+from fst.lab.ablation import runs
 from fst.training.engine import Runner
 from fst.training.engine.config import load_config
 
@@ -165,7 +166,7 @@ def test_the_demo_ends_in_one_line(tmp_path, capsys, monkeypatch, error_of):
     (tmp_path / "file").touch()
     assert "file/dense" in error_of("demo", *options, tmp_path / "file")
     press_ctrl_c = f"import os, signal; os.kill({os.getpid()}, signal.SIGINT)"
-    monkeypatch.setattr("fst.lab.ablation.runs.TRAIN", ["-c", press_ctrl_c])
+    monkeypatch.setattr(runs, "TRAIN", ["-c", press_ctrl_c])
     with pytest.raises(SystemExit) as stopped:
         main(["demo", *options, str(tmp_path / "demo")])
     assert stopped.value.code == 130

@@ -109,8 +109,6 @@ class SparsityHook(Hook):
 
     def before_run(self, runner: Any) -> None:
         """Convert the model; Parameters stay the same objects, so optimizer and DDP stay valid."""
-        if "FullyShardedDataParallel" in type(runner.model).__name__:
-            raise ValueError("FSDP is not supported in MMEngine's runner; use DDP.")
         wrappers = built_wrappers(runner.optim_wrapper)
         if self.strategy.replaces_parameters:
             self._check_parameters_may_change(runner)
