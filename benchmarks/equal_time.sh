@@ -29,7 +29,7 @@ TEXT
 equal_time() { "$PYTHON" benchmarks/equal_time.py "configs/ablation/$1.yaml" "${@:2}"; }
 
 pareto() {
-    "$PYTHON" benchmarks/pareto.py "configs/ablation/$1_frontier.yaml" --costs network \
+    "$PYTHON" benchmarks/pareto.py "configs/ablation/$1_frontier.yaml" \
         --threads "$OMP_NUM_THREADS" --batch-size 16 --size "${SIZE[$1]}" \
         --work-dir "$WORK/$1_frontier" "${@:2}"
 }

@@ -206,15 +206,6 @@ def from_name(
     return ModelUnderTest(f"{source}:{rest}, random weights, random images", model, read, loss_of)
 
 
-def usable_device(text: str) -> torch.device:
-    """A device on which a tensor can be made."""
-    try:
-        torch.empty(1, device=text)
-    except (RuntimeError, AssertionError) as error:
-        raise argparse.ArgumentTypeError(f"{text!r} cannot be used: {error}") from error
-    return torch.device(text)
-
-
 def add_model_options(parser: argparse.ArgumentParser, *, batches: int, batch_size: int) -> None:
     """A model with batches: a config, or --model on random images."""
     parser.add_argument(
@@ -246,9 +237,9 @@ def add_model_options(parser: argparse.ArgumentParser, *, batches: int, batch_si
     )
     parser.add_argument(
         "--device",
-        type=usable_device,
+        choices=("cpu", "cuda"),
         default="cuda" if torch.cuda.is_available() else "cpu",
-        help="torch device (default: cuda where there is one)",
+        help="(default: cuda where there is one)",
     )
     parser.add_argument("--threads", type=positive, help="CPU threads (default: torch's)")
     parser.add_argument("--seed", type=int, default=0, help="of everything random (default: 0)")

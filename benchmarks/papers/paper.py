@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from model_under_test import Batch, Loss
 from torch import Tensor, nn
 
 from fst.basics.arguments import positive
+from fst.basics.values import check_number
 from fst.cli.options.parsing import DTYPES
 from fst.lab.document import Document, make_page
 from fst.lab.figures import SMALL, style
@@ -70,17 +70,6 @@ def add_pattern(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--m", type=positive, default=4, help="group size (default: 4)")
 
 
-def positive_number(text: str) -> float:
-    """A finite number above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-    return value
-
-
 def add_precision(parser: argparse.ArgumentParser, what: str) -> None:
     """--dtype and --loss-scale."""
     parser.add_argument(
@@ -88,7 +77,7 @@ def add_precision(parser: argparse.ArgumentParser, what: str) -> None:
     )
     parser.add_argument(
         "--loss-scale",
-        type=positive_number,
+        type=float,
         default=1.0,
         help="the loss is multiplied by it, the gradients are divided by it (default: 1)",
     )
@@ -105,6 +94,9 @@ class Precision:
 
     dtype: torch.dtype | None = None
     scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_number("loss_scale", self.scale, "(0, inf)")
 
     def autocast(self, device: torch.device) -> AbstractContextManager[object]:
         """The context to run in."""

@@ -6,7 +6,6 @@ python benchmarks/papers/similarity.py CONFIG --checkpoint FILE --split val
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -15,14 +14,12 @@ import torch
 import torch.nn.functional as F
 from errors import error_of
 from matplotlib.figure import Figure
-from model_under_test import ModelUnderTest, add_model_options, same_draws, tested_model
-from paper import add_layers, bare, drawing, main, spread, visit_inputs
+from model_under_test import add_model_options, same_draws, tested_model
+from paper import add_layers, bare, drawing, main, spread
 from record import LayerRecord, conv_names, padded_input, record_step
 from torch import Tensor, nn
 
-from fst.api.convert import KINDS
 from fst.api.functional import sparse_conv2d
-from fst.api.selection import classifier_heads
 from fst.basics.arguments import positive
 from fst.basics.selectors import selected
 from fst.lab.document import Document
@@ -30,7 +27,6 @@ from fst.rules.alternating import Alternating
 from fst.rules.strategy import Strategy
 from fst.training.engine.model import sparse_root
 
-MOST_PREFIX_TOKENS = 5  # a class token and four registers
 SHOWN = (5, 10)  # FST shows the 6th and the 11th convolution
 
 
@@ -48,70 +44,6 @@ class Similarity(NamedTuple):
     reconstruction: float
     restored: float
     dropped: float
-
-
-class Neighbours(NamedTuple):
-    """Mean |difference| of neighbouring positions over that of any two positions of a map.
-
-    1 says that neighbours are no more alike than strangers; None, that there are no neighbours.
-
-    Attributes:
-        positions: height and width, or a number of tokens.
-        sequence: along the order in which a layer's positions are stored, row by row.
-        rows: of left and right neighbours, within a row of the map.
-        columns: of upper and lower neighbours.
-    """
-
-    positions: str
-    sequence: float | None
-    rows: float | None
-    columns: float | None
-
-
-def neighbours(features: Tensor, *, channels_last: bool = False) -> Neighbours | None:
-    """The numbers of features (N, C, H, W), or with ``channels_last`` (N, T, C) or (N, H, W, C).
-
-    The last of T tokens are a square grid of patches, if at most `MOST_PREFIX_TOKENS` are left over
-    in front of it. None where positions are too few, or all values of each map are equal.
-    """
-    if channels_last:
-        features = features.movedim(-1, 1)
-    if features.dim() == 4:
-        return _neighbours(features, "x".join(map(str, features.shape[2:])))
-    tokens = features.shape[2]
-    found, (grid, prefix) = _neighbours(features[:, :, None], str(tokens)), patch_grid(tokens)
-    if found is None or not grid:
-        return found
-    inside = _neighbours(features[:, :, prefix:].unflatten(2, (grid, grid)), "")
-    words = f"{tokens} = {f'{prefix} + ' if prefix else ''}{grid}x{grid}"
-    across = (inside.rows, inside.columns) if inside else (None, None)
-    return Neighbours(words, found.sequence, *across)
-
-
-def patch_grid(tokens: int) -> tuple[int, int]:
-    """Side of the square grid of patches among ``tokens``, 0 if there is none, and what is left."""
-    side = math.isqrt(tokens)
-    prefix = tokens - side**2
-    return (side, prefix) if side > 1 and prefix <= MOST_PREFIX_TOKENS else (0, 0)
-
-
-def _neighbours(maps: Tensor, positions: str) -> Neighbours | None:
-    flat = maps.flatten(2).double()
-    count = flat.shape[2]
-    if count < 2:
-        return None
-    ordered = flat.sort(2).values
-    ranks = torch.arange(1 - count, count, 2, dtype=flat.dtype, device=flat.device)
-    any_two = (ordered * ranks).sum(2).mean() / (count * (count - 1) / 2)
-    if not any_two:
-        return None
-
-    def ratio(values: Tensor, axis: int) -> float | None:
-        if values.shape[axis] < 2:
-            return None
-        return float(values.double().diff(dim=axis).abs().mean() / any_two)
-
-    return Neighbours(positions, ratio(flat, 2), ratio(maps, 3), ratio(maps, 2))
 
 
 def adjacent_difference(features: Tensor) -> Tensor:
@@ -262,15 +194,6 @@ def run(options: argparse.Namespace) -> Document:
         "(information restoration, Eq. 10) and with the position merely dropped (Eq. 7), for the "
         "exact grad_output.",
     )
-    result.add_table(
-        "Neighbouring positions against any two",
-        ["layer", "kind", "positions", "in sequence", "within rows", "within columns"],
-        _neighbour_rows(tested, model, options),
-        "Mean |difference| of the inputs of neighbouring positions over that of any two positions "
-        "of the same map and channel: 1 where neighbours are no more alike. In sequence: pixels "
-        "row by row, tokens in their order, a class token in front; rows and columns of tokens "
-        "are those of the grid of patches.",
-    )
     shown = _shown(records, options.show)
     figure = draw({name: _images(record, options) for name, record in shown.items()})
     caption = (
@@ -282,32 +205,6 @@ def run(options: argparse.Namespace) -> Document:
         "Features and their reconstruction", "similarity", caption, figure, options.out
     )
     return result
-
-
-def _neighbour_rows(
-    tested: ModelUnderTest, model: nn.Module, options: argparse.Namespace
-) -> list[list[object]]:
-    """Convolutions that are analysed, and linear layers but the heads, by their first call."""
-    root = sparse_root(model)
-    modules = dict(root.named_modules())
-    kinds = {n: m for n, m in modules.items() if isinstance(m, nn.Conv2d | nn.Linear)}
-    chosen = kinds if options.layers is None else selected("layers", options.layers, kinds, KINDS)
-    linear = {name for name in chosen if isinstance(kinds[name], nn.Linear)}
-    heads = classifier_heads(root)
-    names = [name for name in kinds if name in chosen and name not in heads]
-    found: dict[str, list[object]] = {}
-
-    def visit(name: str, input: Tensor) -> None:
-        if name in found or input.dim() < 3:
-            return
-        kind = "linear" if name in linear else "conv"
-        numbers = neighbours(input, channels_last=kind == "linear")
-        if numbers is not None:
-            found[name] = [name, kind, *("" if n is None else n for n in numbers)]
-
-    with same_draws(options.seed, tested.device):
-        visit_inputs(root, names, lambda: tested.loss(model, tested.batches[0]), visit)
-    return [found[name] for name in modules if name in found]
 
 
 def _shown(records: dict[str, LayerRecord], patterns: list[str] | None) -> dict[str, LayerRecord]:
