@@ -114,5 +114,14 @@ def test_a_changed_number_is_found(page: Path) -> None:
         assert wrong, f"{cell} became {changed}"
 
 
+@pytest.mark.parametrize(
+    "page", sorted((ROOT / "docs/results").glob("[!R]*.md")), ids=lambda p: p.stem
+)
+def test_a_results_page_begins_with_a_question_of_the_index_and_its_answer(page: Path) -> None:
+    index = (ROOT / "docs/results/README.md").read_text(encoding="utf-8")
+    start = re.match(r"# .+\n\n\*\*(.+?\?).*\*\*.* \S+", page.read_text(encoding="utf-8"))
+    assert start and f"| {start[1]} |" in index
+
+
 def test_a_number_without_a_source_is_found() -> None:
     assert check(PAGES[0], "| a | speed |\n|---|---|\n| `fst` | 1.31 |\n")[1] == ["fst: 1.31"]
