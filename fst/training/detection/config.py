@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from fst.training.detection.classes import classes_of, set_num_classes
+from fst.training.engine.data_root import EVALUATORS, share_data_root
 
-EVALUATORS = ("val_evaluator", "test_evaluator")
 CHECKED = {
     "VOCDataset": "CheckedVOCDataset",
     "XMLDataset": "CheckedXMLDataset",
@@ -56,7 +56,8 @@ def prepare(
         dataset.setdefault("bad_annotations", config.get("bad_annotations", "error"))
     if "bad_annotations" in config and not checked:
         raise ValueError("bad_annotations: no data set of the config is in VOC or COCO format.")
-    _set_data_root(config, every, "data_root" in options)
+    if config.get("data_root") is not None:
+        share_data_root(config.data_root, every, options)
     _set_classes(config, datasets, trained)
     for name in EVALUATORS:
         _complete_evaluators(config.get(name), datasets[name.replace("evaluator", "dataloader")])
@@ -68,19 +69,6 @@ def prepare(
 def _kind(config: Any) -> str:
     kind = config.get("type") if isinstance(config, dict) else type(config)
     return (kind if isinstance(kind, str) else getattr(kind, "__name__", "")).rpartition(".")[2]
-
-
-def _set_data_root(config: Any, datasets: list[Any], was_asked_for: bool) -> None:
-    root = config.get("data_root")
-    if root is None:
-        return
-    for dataset in datasets:
-        dataset.setdefault("data_root", root)
-    if was_asked_for and datasets and all(dataset["data_root"] != root for dataset in datasets):
-        raise ValueError(
-            f"data_root={root!r} changes nothing: every data set of the config has its own "
-            f"({datasets[0]['data_root']!r}); change train_dataloader.dataset.data_root and so on."
-        )
 
 
 def _set_classes(config: Any, datasets: dict[str, list[Any]], trained: Sequence[str]) -> None:

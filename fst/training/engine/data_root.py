@@ -40,22 +40,28 @@ def prepare(
     root = config.get("data_root")
     if root is None:
         return
-    folders = [
-        dataset
-        for group in datasets.values()
-        for dataset in group
-        if dataset.get("type") in ("ImageFolder", ImageFolder) and "data_root" not in dataset
-    ]
-    if not folders and "data_root" in options:
-        raise ValueError(
-            f"data_root={root!r} changes nothing: no data set of the config is an ImageFolder "
-            "without a data_root of its own; change train_dataloader.dataset.data_root and so on."
-        )
-    for dataset in folders:
-        dataset["data_root"] = root
-    if folders:
-        counted = trained or class_folders(root, folders[0].get("split"))
+    every = (dataset for group in datasets.values() for dataset in group)
+    folders = [d for d in every if d.get("type") in ("ImageFolder", ImageFolder)]
+    if rootless := share_data_root(root, folders, options):
+        counted = trained or class_folders(root, rootless[0].get("split"))
         _set_num_classes(config, len(counted))
+
+
+def share_data_root(root: str, datasets: Sequence[Any], options: Collection[str]) -> list[Any]:
+    """Give ``root`` to those of the data sets that have no data_root of their own.
+
+    Raises:
+        ValueError: ``options`` set ``data_root``, and there is none.
+    """
+    rootless = [dataset for dataset in datasets if "data_root" not in dataset]
+    if not rootless and "data_root" in options:
+        raise ValueError(
+            f"data_root={root!r} changes nothing: every data set of the config that takes one has "
+            "its own; change train_dataloader.dataset.data_root and so on."
+        )
+    for dataset in rootless:
+        dataset["data_root"] = root
+    return rootless
 
 
 def datasets_of(config: Config) -> dict[str, list[Any]]:
