@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fst.baselines.channels import Axes, Axis, traced_axes
+from fst.baselines.channels import traced_axes
 
 Place = tuple[str, int]  # the name of a parameter or buffer, and one of its axes
 
@@ -47,20 +47,21 @@ def channel_groups(
         for name, tensor in axes.tensors.items()
         for dim, axis in enumerate(axes.of(tensor))
     }
-    families = axes.families(stored.values())[::-1]  # from the outputs to the inputs
-    where = {
-        c: (number, at) for number, family in enumerate(families) for at, c in enumerate(family)
-    }
-    found: list[dict[Place, Tensor]] = [{} for _ in families]
+    holders: dict[int, dict[Place, None]] = {}
     for place, axis in stored.items():
-        for number in {where[channel][0] for channel in axis}:
-            channels = [at if own == number else -1 for own, at in map(where.__getitem__, axis)]
-            found[number][place] = torch.tensor(channels, device="cpu")
-    return [
-        ChannelGroup(len(family), places, _obstacle(model, axes, family, places, producers))
-        for family, places in zip(families, found, strict=True)
-        if any(dim == 0 and _multiplies(model, name) for name, dim in places)
-    ]
+        for channel in axis:
+            holders.setdefault(channel, {})[place] = None
+    families: dict[tuple[str, tuple[Place, ...]], list[int]] = {}
+    for channel in sorted(holders, reverse=True):  # from the outputs to the inputs
+        families.setdefault((axes.fixed(channel), (*holders[channel],)), []).insert(0, channel)
+    found = []
+    for (reason, held), family in families.items():
+        at = {channel: index for index, channel in enumerate(family)}
+        places = {p: torch.tensor([at.get(c, -1) for c in stored[p]], device="cpu") for p in held}
+        if any(dim == 0 and _multiplies(model, name) for name, dim in places):
+            obstacle = reason or _obstacle(model, places, producers)
+            found.append(ChannelGroup(len(family), places, obstacle))
+    return found
 
 
 def _owner(model: nn.Module, name: str) -> Any:
@@ -72,23 +73,16 @@ def _multiplies(model: nn.Module, name: str) -> bool:
     return isinstance(_owner(model, name), nn.Conv2d | nn.Linear)
 
 
-def _obstacle(
-    model: nn.Module,
-    axes: Axes,
-    family: Axis,
-    places: Collection[Place],
-    producers: Collection[object],
-) -> str:
-    reasons = [axes.fixed(family[0])]
+def _obstacle(model: nn.Module, places: Collection[Place], producers: Collection[object]) -> str:
+    """Why no layer may lose channels that lie in these places; "" if all may."""
     for name, dim in places:
         layer, module = name.rpartition(".")[0], _owner(model, name)
         if not isinstance(module, nn.Conv2d | nn.Linear | _BatchNorm):
-            reasons.append(f"{name!r} belongs to a {type(module).__name__}")
-        elif dim == 0 and not isinstance(module, _BatchNorm) and module not in producers:
-            reasons.append(f"{layer!r} is not converted")
-    if not any(dim == 1 and _multiplies(model, name) for name, dim in places):
-        reasons.append("no layer reads these channels")
-    return next(filter(None, reasons), "")
+            return f"{name!r} belongs to a {type(module).__name__}"
+        if dim == 0 and not isinstance(module, _BatchNorm) and module not in producers:
+            return f"{layer!r} is not converted"
+    is_read = any(dim == 1 and _multiplies(model, name) for name, dim in places)
+    return "" if is_read else "no layer reads these channels"
 
 
 def weights_of(model: nn.Module, group: ChannelGroup) -> Iterator[tuple[Place, Tensor, Tensor]]:
@@ -238,28 +232,21 @@ def fit_channels(
     Raises:
         ValueError: a tensor is larger than the model's, or a layer cannot lose channels.
     """
-    changed = []
-    for name, module in model.named_modules():
-        prefix = f"{name}." if name else ""
-        own = {**module._parameters, **module._buffers}
-        sizes = {
-            key: state_dict[prefix + key].shape
-            for key, value in own.items()
-            if value is not None
-            and prefix + key in state_dict
-            and state_dict[prefix + key].shape != value.shape
-        }
-        if not sizes:
-            continue
-        for key, shape in sizes.items():
-            _check_smaller(module, prefix + key, own[key].shape, shape)
-        for key, shape in sizes.items():
-            replace(
-                module, key, sharded_as(own[key], own[key].detach().new_zeros(shape)), optimizer
-            )
-        follow_shapes(module)
-        changed.append(name)
-    return changed
+    own = model.state_dict(keep_vars=True)
+    sizes = {
+        key: state_dict[key].shape
+        for key, value in own.items()
+        if key in state_dict and state_dict[key].shape != value.shape
+    }
+    for key, shape in sizes.items():
+        _check_smaller(_owner(model, key), key, own[key].shape, shape)
+    for key, shape in sizes.items():
+        values = sharded_as(own[key], own[key].detach().new_zeros(shape))
+        replace(_owner(model, key), key.rpartition(".")[2], values, optimizer)
+    changed = dict.fromkeys(key.rpartition(".")[0] for key in sizes)
+    for name in changed:
+        follow_shapes(model.get_submodule(name))
+    return [*changed]
 
 
 def _check_smaller(module: nn.Module, key: str, own: torch.Size, given: torch.Size) -> None:

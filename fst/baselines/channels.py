@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -85,17 +85,6 @@ class Axes:
                 if second in self._fixed:
                     self._fixed.setdefault(first, self._fixed[second])
 
-    def families(self, axes: Iterable[Axis]) -> list[Axis]:
-        """The channels that stand in the same ``axes``, and are fixed for the same reason."""
-        places: dict[int, list[int]] = {}
-        for number, axis in enumerate(axes):
-            for channel in axis:
-                places.setdefault(channel, []).append(number)
-        found: dict[tuple[object, ...], list[int]] = {}
-        for channel in sorted(places):
-            found.setdefault((self.fixed(channel), *places[channel]), []).append(channel)
-        return [tuple(family) for family in found.values()]
-
     def trace(self, example: Tensor) -> None:
         """Follow the channels through a call of the model.
 
@@ -105,11 +94,11 @@ class Axes:
         program = _exported(self._model, example)
         signature = program.graph_signature
         names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-        made: dict[fx.Node, list[Traced]] = {}
+        made: dict[fx.Node, Traced] = {}
         for node in program.graph.nodes:
             if node.op == "placeholder" and node.name in names:
                 stored = id(self.tensors[names[node.name]])
-                made[node] = [self._stored[stored]]
+                made[node] = self._stored[stored]
                 if node.users:
                     self.unused.discard(stored)
             elif node.op == "call_function":
@@ -118,39 +107,27 @@ class Axes:
                 why = "output" if node.op == "output" else "input"
                 made[node] = self._unknown(node, made, f"the model's {why}")
 
-    def _called(self, node: fx.Node, made: dict[fx.Node, list[Traced]]) -> list[Traced]:
-        if node.target is operator.getitem:
-            source, index = node.args
-            return [made[source][index]]  # type: ignore[index]
-        *_, (module, _) = node.meta.get("nn_module_stack", {"": ("", "")}).values()
-        where = f"in {module!r}" if module else "in the model itself"
-        if not isinstance(node.target, torch._ops.OpOverload):
-            return self._unknown(node, made, f"{getattr(node.target, '__name__', '?')} {where}")
-        name = node.target.overloadpacket.__name__.removesuffix("_")
-        shapes = [tuple(tensor.shape) for tensor in _tensors(node)]
-        if name in OPERATIONS and len(shapes) == 1 and all(shapes[0]):
-            schema = node.target._schema.arguments
-            given = {argument.name: argument.default_value for argument in schema}
-            given.update(zip(given, node.args, strict=False))
-            given.update(node.kwargs)
-            arguments = {
-                key: fx.node.map_arg(value, lambda source: made[source][0])
-                for key, value in given.items()
-            }
-            found = OPERATIONS[name](Call(self, arguments, shapes[0], f"{name} {where}"))
-            if found is not None:
-                return [Traced(found)]
-        return self._unknown(node, made, f"{name} {where}")
+    def _called(self, node: fx.Node, made: dict[fx.Node, Traced]) -> Traced:
+        origin: Any = node.args[0] if node.target is operator.getitem else node
+        *_, (module, _) = origin.meta.get("nn_module_stack", {"": ("", "")}).values()
+        packet = getattr(origin.target, "overloadpacket", origin.target)
+        name = getattr(packet, "__name__", "?").removesuffix("_")
+        reason = f"{name} in {module!r}" if module else f"{name} in the model itself"
+        shape = _shape(node)
+        if origin is node and name in OPERATIONS and shape and all(shape):
+            normalized = node.normalized_arguments(self._model, normalize_to_only_use_kwargs=True)
+            if normalized is not None:
+                given = fx.node.map_arg(normalized.kwargs, made.__getitem__)
+                found = OPERATIONS[name](Call(self, given, shape, reason))
+                if found is not None:
+                    return Traced(found)
+        return self._unknown(node, made, reason)
 
-    def _unknown(
-        self, node: fx.Node, made: dict[fx.Node, list[Traced]], reason: str
-    ) -> list[Traced]:
+    def _unknown(self, node: fx.Node, made: dict[fx.Node, Traced], reason: str) -> Traced:
         for source in node.all_input_nodes:
-            for traced in made[source]:
-                for axis in traced.axes:
-                    self.fix(axis, reason)
-        shapes = [tensor.shape for tensor in _tensors(node)]
-        return [Traced([self.new(size, reason) for size in shape]) for shape in shapes]
+            for axis in made[source].axes:
+                self.fix(axis, reason)
+        return Traced([self.new(size, reason) for size in _shape(node)])
 
 
 def traced_axes(model: nn.Module, example: Tensor) -> Axes:
@@ -179,11 +156,9 @@ def traced_axes(model: nn.Module, example: Tensor) -> Axes:
     return axes
 
 
-def _tensors(node: fx.Node) -> list[Tensor]:
-    """Stand-ins of the tensors that a node makes."""
-    made = node.meta.get("val")
-    parts = made if isinstance(made, list | tuple) else [made]
-    return [part for part in parts if isinstance(part, Tensor)]
+def _shape(node: fx.Node) -> tuple[int, ...]:
+    """The shape of the tensor that a node makes; () where it makes none, or several."""
+    return tuple(getattr(node.meta.get("val"), "shape", ()))
 
 
 def _exported(model: nn.Module, example: Tensor) -> ExportedProgram:
