@@ -85,8 +85,20 @@ class ChannelLasso(Schedule):
                 "strategy 'prunetrain' replaces Parameters, which DistributedDataParallel cannot "
                 "follow: train in one process."
             )
-        channels = run.notes["channels"] = TracedChannels(run.model, layers)
-        run.hooks.append(channels.hook)
+
+        def see_input(model: nn.Module, inputs: tuple[Any, ...], options: Any) -> None:
+            if len(inputs) != 1 or options or not isinstance(inputs[0], Tensor):
+                raise ValueError(
+                    "strategy 'prunetrain' follows channels through models that take one tensor; "
+                    f"{type(model).__name__} is called with {len(inputs)} arguments and the "
+                    f"options {sorted(options)}."
+                )
+            run.notes["size"] = inputs[0].shape[1:]
+            hook.remove()
+
+        hook = run.model.register_forward_pre_hook(see_input, with_kwargs=True)
+        run.hooks.append(hook)
+        run.notes["producers"] = set(layers)
 
     def before_update(self, layers: Layers, run: Run, step: int) -> None:
         state = layers[0].state.schedule_state
@@ -109,7 +121,7 @@ class ChannelLasso(Schedule):
     def _penalised(self, run: Run) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Weight, norms of its slices along one axis, and which of them count; to broadcast."""
         found: dict[Place, tuple[Tensor, Tensor]] = {}
-        for group in run.notes["channels"].groups():
+        for group in _removable(run):
             for place, weight, channels in weights_of(run.model, group):
                 _, mask = found.setdefault(place, (weight, weight.new_zeros(len(channels))))
                 mask[channels.to(mask.device) >= 0] = 1
@@ -125,64 +137,36 @@ class ChannelLasso(Schedule):
             return
         state["removals"] = due
         removed = []
-        for group in run.notes["channels"].groups():
+        for group in _removable(run):
             maxima = channel_maxima(run.model, group)
             mask = maxima < self.threshold
             mask[maxima.argmax()] = False
             removed.append((group, mask))
         if any(bool(mask.any()) for _, mask in removed):
             remove_channels(run.model, removed, run.optimizer)
-            run.notes["channels"].forget()
+            del run.notes["groups"]  # the model is traced anew
 
 
-class TracedChannels:
-    """The removable channels of a model, traced when they are first asked for.
-
-    Args:
-        model: called with one tensor; `see_input` is a forward pre-hook of it for one call.
-        layers: those whose output channels may be removed.
-    """
-
-    def __init__(self, model: nn.Module, layers: Layers) -> None:
-        self.model, self.layers = model, set(layers)
-        self.hook = model.register_forward_pre_hook(self.see_input, with_kwargs=True)
-        self._size: torch.Size | None = None
-        self._groups: list[ChannelGroup] | None = None
-
-    def see_input(self, model: nn.Module, inputs: tuple[Any, ...], options: Any) -> None:
-        """Remember the size of what the model is called with."""
-        if len(inputs) != 1 or options or not isinstance(inputs[0], Tensor):
-            raise ValueError(
-                "strategy 'prunetrain' follows channels through models that take one tensor; "
-                f"{type(model).__name__} is called with {len(inputs)} arguments and the options "
-                f"{sorted(options)}."
+def _removable(run: Run) -> list[ChannelGroup]:
+    """The groups without an obstacle, traced when they are first asked for."""
+    if "groups" not in run.notes:
+        kind = type(run.model).__name__
+        if "size" not in run.notes:
+            raise UsageError(
+                "strategy 'prunetrain' follows channels through the model that fst.attach was "
+                f"given, and this {kind} has not been called."
             )
-        self._size = inputs[0].shape[1:]
-        self.hook.remove()
-
-    def groups(self) -> list[ChannelGroup]:
-        """The groups without an obstacle, of the model as it is."""
-        if self._groups is None:
-            if self._size is None:
-                raise UsageError(
-                    "strategy 'prunetrain' follows channels through the model that fst.attach was "
-                    f"given, and this {type(self.model).__name__} has not been called."
-                )
-            weight = next(self.model.parameters())
-            example = weight.new_zeros(2, *self._size)
-            groups = channel_groups(self.model, example, self.layers)
-            self._groups = [group for group in groups if not group.obstacle]
-            if not self._groups:
-                obstacles = "; ".join(dict.fromkeys(group.obstacle for group in groups))
-                raise ValueError(
-                    f"strategy 'prunetrain' finds no channel that it could remove from "
-                    f"{type(self.model).__name__}: {obstacles}."
-                )
-        return self._groups
-
-    def forget(self) -> None:
-        """The model has changed: trace it anew."""
-        self._groups = None
+        example = next(run.model.parameters()).new_zeros(2, *run.notes["size"])
+        groups = channel_groups(run.model, example, run.notes["producers"])
+        free = run.notes["groups"] = [group for group in groups if not group.obstacle]
+        if not free:
+            obstacles = "; ".join(dict.fromkeys(group.obstacle for group in groups))
+            raise ValueError(
+                f"strategy 'prunetrain' finds no channel that it could remove from {kind}: "
+                f"{obstacles}."
+            )
+    found: list[ChannelGroup] = run.notes["groups"]
+    return found
 
 
 @register_strategy("prunetrain")

@@ -100,29 +100,6 @@ class SparseStandardised(SparseConv2d):
         return _padded(self, input) if getattr(self, "same_pad", False) else input
 
 
-@register_layer
-class SparseStdConv2d(SparseStandardised, StdConv2d):
-    """`StdConv2d`."""
-
-    dense_class = StdConv2d
-
-
-@register_layer
-class SparseStdConv2dSame(SparseStandardised, StdConv2dSame):
-    """`StdConv2dSame`: standardised, and padded by the input's size."""
-
-    dense_class = StdConv2dSame
-
-
-@register_layer
-class SparseScaledStdConv2d(SparseStandardised, ScaledStdConv2d):
-    """`ScaledStdConv2d`: standardised, times a gain."""
-
-    dense_class = ScaledStdConv2d
-
-
-@register_layer
-class SparseScaledStdConv2dSame(SparseStandardised, ScaledStdConv2dSame):
-    """`ScaledStdConv2dSame`: standardised, times a gain, and padded by the input's size."""
-
-    dense_class = ScaledStdConv2dSame
+for _kind in (StdConv2d, StdConv2dSame, ScaledStdConv2d, ScaledStdConv2dSame):
+    _name, _bases = f"Sparse{_kind.__name__}", (SparseStandardised, _kind)
+    globals()[_name] = register_layer(type(_name, _bases, {"dense_class": _kind}))
