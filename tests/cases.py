@@ -42,6 +42,11 @@ class Case:
         return dict(**self.geometry, groups=self.groups)
 
     @property
+    def is_narrow(self) -> bool:
+        """Whether the input is narrower than the stride; see `without_onednn`."""
+        return self.size[1] < _both(self.stride)[1]
+
+    @property
     def output_size(self) -> tuple[int, int]:
         return output_size(self.size, self.kernel, **self.geometry)
 
