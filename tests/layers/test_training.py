@@ -11,7 +11,6 @@ from torch import nn
 import fst
 from fst import NM
 from fst.basics.errors import UsageError
-from fst.layers.modules import SparseLayer
 from fst.layers.remembered import TransientState
 from fst.ops.plan import CallPlan
 from tests.networks import TRAINED, attach, batch, gradients, optimizer_for, small_net
@@ -157,48 +156,6 @@ def test_frozen_does_not_nest():
     with fst.frozen(net), pytest.raises(ValueError, match="frozen already"), fst.frozen(net):
         pass
     assert net[0].transient.frozen is None
-
-
-def _fold_a_part(net):
-    fst.fold(net[:1], inplace=True)
-
-
-def _remove_a_layer(net):
-    del net[0]
-
-
-def _convert_a_layer_again(net):
-    fst.fold(net[2:], inplace=True)
-    fst.convert(net, "srste", include="2")
-
-
-def _nest(net):
-    with fst.frozen(net[2:]):
-        pass
-
-
-def _stop(net):
-    raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize(
-    "within", [_fold_a_part, _remove_a_layer, _convert_a_layer_again, _nest, _stop]
-)
-def test_no_layer_stays_frozen(within):
-    net = small_net()
-    fst.convert(net, "fst")
-    layers, input = [net[0], net[2]], batch()
-    with contextlib.suppress(ValueError, KeyboardInterrupt), fst.frozen(net):
-        net(input)
-        within(net)
-    for layer in layers:
-        if isinstance(layer, SparseLayer):
-            assert layer.transient.frozen is None
-            maps = torch.randn(1, layer.in_channels, 4, 4).double()
-            before = layer(maps)
-            with torch.no_grad():
-                layer.weight.mul_(-3)
-            assert not torch.equal(layer(maps), before)
 
 
 def test_a_thread_that_leaves_a_frozen_block_leaves_none_behind():
