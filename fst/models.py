@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["digits_net", "resnet18_cifar", "resnet9"]
+__all__ = ["DigitsNet", "ResNet18Cifar", "ResNet9", "digits_net", "resnet18_cifar", "resnet9"]
 
 
 def _conv_norm_relu(
