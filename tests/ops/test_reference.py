@@ -1,7 +1,5 @@
 """The float64 reference itself: against plain autograd, and against examples worked out by hand."""
 
-import math
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,7 +13,6 @@ from tests.oracle.conv import (
     reference_conv2d,
     reference_im2col,
     reference_linear,
-    reference_nm_mask,
     reference_transposable_mask,
     transposable_patterns,
 )
@@ -74,28 +71,6 @@ def test_im2col_equals_unfold():
     expected = F.unfold(input, (3, 2), dilation=(1, 2), padding=(2, 1), stride=(2, 1))
     actual = reference_im2col(input, (3, 2), (2, 1), (2, 1), (1, 2))
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize(
-    ("values", "n", "m", "kept"),
-    [
-        ((1, 7, -3, 2), 2, 4, (0, 1, 1, 0)),  # SDGP, section III-B
-        ((5, 5, 5, 5), 2, 4, (1, 1, 0, 0)),  # ties keep the lower index
-        ((1, -2, 2, 2), 2, 4, (0, 1, 1, 0)),
-        ((0, 0, 0, 0), 2, 4, (1, 1, 0, 0)),  # zeros included
-        ((0.0, -0.0, 0, 1), 2, 4, (1, 0, 0, 1)),
-        ((1, 2, 3, 4, 9, 8, 7), 2, 4, (0, 0, 1, 1, 1, 1, 0)),  # a last group of three
-        ((1, 2, 3, 4, 9), 2, 4, (0, 0, 1, 1, 1)),  # a last group of one
-        ((1, 2, 3, 4, 9, 8), 3, 4, (0, 1, 1, 1, 1, 1)),
-        ((1, 2), 1, 4, (0, 1)),  # nothing but a short group
-        ((3, 1, 2, 5, 4), 2, 5, (0, 0, 0, 1, 1)),
-        ((1, 2, 3, 4), 4, 4, (1, 1, 1, 1)),
-        ((math.nan, 1, math.inf, -math.inf), 2, 4, (1, 0, 1, 0)),  # NaN counts as +inf
-    ],
-)
-def test_nm_mask_by_hand(values, n, m, kept):
-    mask = reference_nm_mask(torch.tensor(values), n, m, 0)
-    assert mask.int().tolist() == list(kept)
 
 
 def test_ninety_transposable_patterns():

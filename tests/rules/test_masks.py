@@ -32,7 +32,9 @@ def _generator(seed=0):
         ((0.0, -0.0, 0, 1), 2, 4, (1, 0, 0, 1)),
         ((1, 2, 3, 4, 9, 8, 7), 2, 4, (0, 0, 1, 1, 1, 1, 0)),
         ((1, 2, 3, 4, 0), 2, 4, (0, 0, 1, 1, 1)),
-        ((1, 2), 1, 4, (0, 1)),
+        ((1, 2, 3, 4, 9, 8), 3, 4, (0, 1, 1, 1, 1, 1)),
+        ((1, 2), 1, 4, (0, 1)),  # nothing but a short group
+        ((3, 1, 2, 5, 4), 2, 5, (0, 0, 0, 1, 1)),
         ((1, 2, 3, 4), 4, 4, (1, 1, 1, 1)),
         ((math.nan, 1, math.inf, -math.inf), 2, 4, (1, 0, 1, 0)),
         ((math.inf, -math.inf, math.nan, 1), 2, 4, (1, 1, 0, 0)),
@@ -40,8 +42,9 @@ def _generator(seed=0):
         ((math.inf, math.nan, -math.inf), 1, 3, (1, 0, 0)),
     ],
 )
-def test_by_hand(values, n, m, kept):
-    mask = nm_mask(torch.tensor(values, dtype=torch.float32), n, m, 0)
+@pytest.mark.parametrize("function", [nm_mask, reference_nm_mask])
+def test_by_hand(function, values, n, m, kept):
+    mask = function(torch.tensor(values, dtype=torch.float32), n, m, 0)
     assert mask.dtype == torch.bool
     assert mask.int().tolist() == list(kept)
 
