@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 WORKERS ?= 2
 
-.PHONY: campaign demo docs lint sanitize test test-system venv versions
+.PHONY: campaign demo docs lint sanitize test test-system venv
 venv: $(STAMP)
 
 KERNELS := $(wildcard kernels/*.cpp kernels/*.h)
@@ -35,9 +35,6 @@ campaign: $(STAMP)
 
 sanitize: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.campaign.sanitize
-
-versions: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m campaign tests/test_versions.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
