@@ -37,7 +37,7 @@ def accuracy(model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor)
 def main() -> None:
     """Train, check the pattern, fold the masks into plain convolutions, and compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--strategy", default="fst", choices=fst.list_strategies())
+    parser.add_argument("--strategy", default="srste", choices=fst.list_strategies())
     parser.add_argument("--epochs", type=int, default=8)
     args = parser.parse_args()
 

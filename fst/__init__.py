@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fst.api.metrics import metrics as metrics
     from fst.api.pack import pack as pack
     from fst.api.patterns import patterns as patterns
+    from fst.api.report import backends_table as backends_table
     from fst.api.state import load_sparsity_state as load_sparsity_state
     from fst.api.state import seed_random_rules as seed_random_rules
     from fst.api.state import sparsity_state as sparsity_state
@@ -38,6 +39,7 @@ _MODULES = {  # public name -> the module that defines it
     "Schedule": "rules.schedule",
     "Strategy": "rules.strategy",
     "attach": "api.attach",
+    "backends_table": "api.report",
     "convert": "api.convert",
     "export": "api.export",
     "fold": "api.fold",

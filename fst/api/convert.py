@@ -126,9 +126,10 @@ def convert(
         del modules[name]
     if not modules:
         report = ConversionReport(str(strategy), skipped)
+        again = " Call fst.unconvert(model) first." if sparse_layers(model) else ""
         raise ValueError(
             f"nothing to convert in {type(model).__name__} with strategy={strategy.name!r}, "
-            f"layers={layers!r}, include={include!r}, exclude={exclude!r}.\n{report}"
+            f"layers={layers!r}, include={include!r}, exclude={exclude!r}.{again}\n{report}"
         )
     seen: dict[str, list[SeenInput]] = {name: [] for name in modules}
     counted = None

@@ -30,6 +30,7 @@ from fst.inference.report import (
 )
 from fst.inference.traced import State, Trace, python_state, restore, run_graph, trace
 from fst.layers.calls import LayerCall, called_on, each_call
+from fst.layers.coverage import inputs_of
 from fst.layers.modules import sparse_layers
 from fst.ops.backends.packed import LIBRARY
 from fst.ops.cpp import KINDS, missing
@@ -95,7 +96,7 @@ def pack(
     devices = {p.device.type for p in model.parameters()} - {"cpu"}
     if devices:
         raise ValueError(f"model is on {', '.join(sorted(devices))}: fst.pack is for a CPU.")
-    inputs = example_input if isinstance(example_input, tuple) else (example_input,)
+    inputs = inputs_of(example_input)
     if empty := [shape for shape in _shapes(inputs) if 0 in shape]:
         raise ValueError(f"example_input has shape {empty[0]}: nothing can be timed on no numbers.")
     with torch.inference_mode(False), torch.no_grad():

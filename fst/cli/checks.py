@@ -35,12 +35,12 @@ def verify(arguments: argparse.Namespace) -> int:
         min_coverage=arguments.min_coverage,
     )
     print(report)
-    if not report.ok and _is_training_checkpoint(arguments.checkpoint):
-        print(
-            f"\n{arguments.checkpoint} is a training checkpoint: it holds the dense weights; "
-            f"training uses a pruned copy. Write that copy with\n"
-            f"    fst fold CONFIG {arguments.checkpoint} OUT\nand verify OUT."
-        )
+    if not report.ok:
+        way = "If a converted model wrote it, save fst.fold(model).state_dict() instead"
+        if _is_training_checkpoint(arguments.checkpoint):
+            fold = f"fst fold CONFIG {arguments.checkpoint} OUT"
+            way = f"Write that copy with\n    {fold}\nand verify OUT"
+        print(f"\nTraining keeps dense weights, and uses a pruned copy. {way}.")
     return 0 if report.ok else 1
 
 

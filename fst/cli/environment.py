@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fst.backends import choice, describe
+from fst.backends import choice, describe, store
 from fst.backends.sources import cpp_library
 from fst.basics.extras import EXTRA_OF, how_to_get
 from fst.basics.machine import processor
@@ -124,6 +124,7 @@ def main(_: argparse.Namespace) -> int:
     found = {"system": platform.platform(), **surroundings(device), "machine": machine()}
     found |= {name: state for name, state in of_extras().items() if name not in found}
     found["C++ kernels"] = cpp.missing() or cpp_library().name
+    found["times are kept in"] = str(store.folder())
     found["fst is imported from"] = str(Path(__file__).resolve().parents[1])
     print(f"{table(('what', 'value'), found.items())}\n\n{describe()}")
     return 0

@@ -59,13 +59,15 @@ def inputs_of(example_input: Tensor | tuple[Any, ...]) -> tuple[Any, ...]:
     """The inputs of a call as a tuple.
 
     Raises:
-        TypeError: ``example_input`` is neither a tensor nor a tuple.
+        TypeError: ``example_input`` is neither a tensor nor a tuple of inputs.
     """
     if not isinstance(example_input, Tensor | tuple):
         raise TypeError(
             f"example_input is a {type(example_input).__name__}; it must be a tensor (N, ...) or "
             "a tuple of inputs."
         )
+    if isinstance(example_input, tuple) and all(isinstance(size, int) for size in example_input):
+        raise TypeError(f"example_input={example_input}: give a tensor, as torch.randn(*sizes).")
     return example_input if isinstance(example_input, tuple) else (example_input,)
 
 

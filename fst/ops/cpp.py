@@ -50,7 +50,8 @@ def _load() -> tuple[str, Any]:
     """The reason why there is no library, and None; or "" and the library."""
     file = sources.cpp_library()
     if not file.is_file():
-        return "not compiled: install GCC or Clang, then install FST again", None
+        again = "install FST again (in a clone: pip install -e .)"
+        return f"not compiled: install GCC or Clang, then {again}", None
     try:
         library = ctypes.CDLL(str(file))
     except OSError as error:

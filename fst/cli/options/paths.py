@@ -65,7 +65,10 @@ def check_read(given: argparse.Namespace) -> None:
             path = config_path(name)
             elsewhere = path in NO_PATHS or "::" in path or "://" in path
             if not elsewhere and not Path(path).expanduser().is_file():
-                raise FileNotFoundError(f"{kind} {name!r} does not exist or is no file.")
+                packaged = f"configs/{Path(name).name}"
+                known = packaged_configs() if argument == "config" else ()
+                hint = f" Did you mean {SCOPE}{packaged}?" if SCOPE + packaged in known else ""
+                raise FileNotFoundError(f"{kind} {name!r} does not exist or is no file.{hint}")
 
 
 def check_out(out: str, checkpoint: str) -> None:

@@ -28,10 +28,10 @@ def set_epochs(config: Config, epochs: int) -> None:
             continue
         begin, lasts = scheduler.get("begin", 0), scheduler.get("end", last) == last
         ends = [0] if lasts else [scheduler["end"]]
-        if max([begin, *ends, *scheduler.get("milestones", [])]) >= epochs:
+        if (longest := max([begin, *ends, *scheduler.get("milestones", [])])) >= epochs:
             raise ValueError(
-                f"epochs={epochs} is too few: {dict(scheduler)} lasts longer; "
-                "change param_scheduler too."
+                f"epochs={epochs} must be at least {longest + 1}, or param_scheduler another one: "
+                f"{dict(scheduler)}."
             )
         if lasts:
             new = {"end": epochs, "T_max": epochs - begin}

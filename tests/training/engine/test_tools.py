@@ -44,7 +44,7 @@ def test_fold_verify_and_test(train, write_config, tmp_path, capsys):
     assert main(["verify", folded, "--n", "1"]) == 1
     assert main(["verify", checkpoint]) == 1
     out = capsys.readouterr().out
-    assert "holds the dense weights" in out and f"fst fold CONFIG {checkpoint} OUT" in out
+    assert "keeps dense weights" in out and f"fst fold CONFIG {checkpoint} OUT" in out
     assert main(["verify", checkpoint, "--include", "architecture.0.weight"]) == 0
 
     logs = []
