@@ -46,7 +46,7 @@ def test_all_works_with_this_torch():
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("which", LACKS)
 def test_the_least_and_the_newest_torch_lack_what_is_said(which, tmp_path, request):
-    """Each environment takes 6 GB of disk, and is deleted; continuous integration leaves this out."""
+    """Each environment takes 6 GB of disk, and is deleted; `.ci/run` leaves this out."""
     request.addfinalizer(lambda: shutil.rmtree(tmp_path))
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
