@@ -154,8 +154,10 @@ struct Plan : Shape {
     const int64_t least = std::clamp<int64_t>(65536 * UNIT / bytes, 1, LEAST_BLOCK);
     const int64_t most =
         flat ? MOST_FLAT_BLOCK : std::clamp<int64_t>(MOST_SUM / taps(), least, MOST_BLOCK);
-    const int64_t fitting = std::clamp<int64_t>(FIRST_CACHE / bytes, least, most);
-    // Squares of V channels are packed at once.
+    // Squares of V channels are packed at once: whole ones are worth a little more than the cache.
+    const int64_t squares = ceil_div(FIRST_CACHE / bytes, V) * V;
+    const bool whole = V == 16 && !flat && squares * bytes <= FIRST_CACHE / 6 * 7;
+    const int64_t fitting = std::clamp(whole ? squares : FIRST_CACHE / bytes, least, most);
     block = ceil_div(sources, ceil_div(sources, fitting));
     if (flat && block > V) block = block / V * V;
     blocks = ceil_div(sources, block);
