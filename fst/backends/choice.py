@@ -244,6 +244,7 @@ def _usual(record: Record, operands: Operands, costs: dict[str, float], default:
 
 def _measured(operands: Operands, found: dict[str, Backend], default: str) -> Times:
     """Times of all candidates, measured on some samples; infinite where one raised."""
+    timing.PROGRESS.info("timing %s: %s", operands.operation, ", ".join(found))
     wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
     some, scale = operands.first_samples(2 * TIMED_SAMPLES if wide else TIMED_SAMPLES)
     runs: dict[str, Callable[[], object]] = {}

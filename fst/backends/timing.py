@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import statistics
 import time
@@ -11,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+PROGRESS = logging.getLogger("fst.progress")  # `fst bench` and `fst pack` show it
 Function = Callable[[], object]
 CACHE_BYTES = 256 * 2**20  # more than any GPU's L2
 LEAST_ROUNDS = 3
@@ -66,8 +68,11 @@ def sample(
         for _ in range(warmup):
             function()
     clock = _cuda_clock(device) if device.type == "cuda" else _host_clock
-    order = list(functions)
+    order, begin = list(functions), time.perf_counter()
     for rounds in range(repeats):
+        if rounds:
+            left = (time.perf_counter() - begin) / rounds * (repeats - rounds)
+            PROGRESS.info("timed %d of %d rounds, at most %.0f s left", rounds, repeats, left)
         if rounds >= LEAST_ROUNDS and max(sum(of.done) for of in taken.values()) > most:
             break
         for name in order:

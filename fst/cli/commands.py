@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import logging
 import pkgutil
 import signal
 import sys
@@ -100,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"{name!r} is no command.{suggest(name, COMMANDS)}")
     command = COMMANDS[name]
     shown = argparse.Namespace(traceback="--traceback" in rest)
-    with silent_when_unread(), user_errors(shown), extra_named(), _without_noise():
+    with silent_when_unread(), user_errors(shown), extra_named(), _without_noise(), _progress(name):
         given = command.parser().parse_args(rest, argparse.Namespace(words=rest))
         check_read(given)
         if name in ("fold", "export", "pack"):
@@ -111,6 +112,19 @@ def main(argv: Sequence[str] | None = None) -> int:
                 read(given.config, {k: v for k, v in given.cfg_options.items() if k != "epochs"})
             run = pkgutil.resolve_name(command.run)
         return run(given)
+
+
+@contextmanager
+def _progress(command: str) -> Iterator[None]:
+    """Say on stderr what is timed, and how long it takes, where that may be minutes."""
+    log, handler = logging.getLogger("fst.progress"), logging.StreamHandler()
+    if command in ("bench", "pack"):
+        log.setLevel(logging.INFO)
+        log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
 
 
 @contextmanager
