@@ -21,7 +21,7 @@ NAMES = {
         "frozen",
         "seed_random_rules",
     ),
-    "Look at it": ("metrics", "sparse_layers"),
+    "Look at it": ("backends_table", "metrics", "sparse_layers"),
     "Check and ship": ("verify", "fold", "hold", "pack", "export", "load"),
     "Save and resume": ("sparsity_state", "load_sparsity_state"),
     "Strategies": ("list_strategies", "get_strategy", "register_strategy"),

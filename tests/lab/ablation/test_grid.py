@@ -147,7 +147,7 @@ def test_epochs_stretch_the_schedules_that_last_to_the_end():
     assert config.param_scheduler[0].end == 2
     assert config.param_scheduler[1] == {"begin": 2, "end": 5, "T_max": 3}
     assert config.param_scheduler[2] == iterations
-    with pytest.raises(ValueError, match="epochs=2 is too few"):
+    with pytest.raises(ValueError, match="epochs=2 must be at least"):
         set_epochs(config, 2)
 
 

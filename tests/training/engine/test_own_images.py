@@ -122,7 +122,7 @@ def test_epochs_set_the_training_and_its_schedules(images, config, tmp_path):
     loaded = load_config("fst::configs/own_images.py", {**data, "epochs": 12})
     assert loaded.train_cfg.max_epochs == 12
     assert (loaded.param_scheduler[1].T_max, loaded.param_scheduler[1].end) == (11, 12)
-    with pytest.raises(ValueError, match="epochs=1 is too few: .*LinearLR.* lasts longer"):
+    with pytest.raises(ValueError, match="epochs=1 must be at least 2.*LinearLR"):
         load_config("fst::configs/own_images.py", {**data, "epochs": 1})
 
 
