@@ -17,7 +17,12 @@ from fst.files.options import Inputs, Options
 from fst.files.records import RECORDS, Stored, as_text, from_text, records_of
 
 CONFIG = "/data/weights/model_weights_config.json"
+OLDER = ("serialized_state_dict.pt", "/data/weights/model.pt", "/models/model.json")
 DTYPES = {6: torch.float16, 7: torch.float32, 8: torch.float64, 13: torch.bfloat16}
+
+
+class OldFileError(ValueError):
+    """A whole file, of a version whose contents cannot be read without running them."""
 
 
 def write(model: nn.Module, inputs: Inputs, options: Options, path: Path) -> None:
@@ -44,7 +49,7 @@ def read(path: Path) -> Stored:
     """The floating-point weights.
 
     Raises:
-        ValueError: it holds no weights, or a PyTorch before 2.9 wrote the file.
+        ValueError: a PyTorch before 2.9 wrote the file (`OldFileError`), or it holds no weights.
     """
     check_file(path)
     with zipfile.ZipFile(path) as archive:
@@ -52,8 +57,13 @@ def read(path: Path) -> Stored:
         entry = next((name for name in names if name.endswith(f"/extra/{RECORDS}")), None)
         records = from_text(archive.read(entry).decode() if entry else None)
         config = next((name for name in names if name.endswith(CONFIG)), None)
+        if config is None and any(name.endswith(OLDER) for name in names):
+            raise OldFileError(
+                f"{str(path)!r} was written by a PyTorch before 2.9: its weights are read of files "
+                "that torch.export.save of PyTorch 2.9 or newer writes."
+            )
         if config is None:
-            raise ValueError("it holds no weights as PyTorch 2.9 and newer ones write them")
+            raise ValueError("it holds no weights")
         weights = _weights(archive, config)
     check_sizes(weights, path)
     return Stored(weights, records)

@@ -16,6 +16,7 @@ from fst.files.checkpoint import (
     state_dict_of,
 )
 from fst.files.formats import FORMATS
+from fst.files.pt2_file import OldFileError
 from fst.files.records import Stored, records_in
 
 PACKED = "_packed_params._packed_params"  # a quantised linear layer's key of (weight, bias)
@@ -41,7 +42,7 @@ def read_stored(path: str | os.PathLike[str]) -> Stored:
         if not found.weights:
             raise ValueError("it holds no weights")
         return found
-    except ImportError:
+    except (ImportError, OldFileError):
         raise
     except Exception as error:  # of the many kinds of the libraries that read files
         reason = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
