@@ -17,6 +17,7 @@ Function = Callable[[], object]
 CACHE_BYTES = 256 * 2**20  # more than any GPU's L2
 LEAST_ROUNDS = 3
 ENOUGH = 4.0  # milliseconds of a function's runs, before which nothing is sure
+SILENCE = 2.0  # seconds
 FLUSHES = 8  # about 0.5 ms on an H200: the host has queued a kernel before the GPU gets to it
 
 
@@ -69,9 +70,11 @@ def sample(
             function()
     clock = _cuda_clock(device) if device.type == "cuda" else _host_clock
     order, begin = list(functions), time.perf_counter()
+    said = begin
     for rounds in range(repeats):
-        if rounds:
-            left = (time.perf_counter() - begin) / rounds * (repeats - rounds)
+        now = time.perf_counter()
+        if rounds and now - said > SILENCE:
+            left, said = (now - begin) / rounds * (repeats - rounds), now
             PROGRESS.info("timed %d of %d rounds, at most %.0f s left", rounds, repeats, left)
         if rounds >= LEAST_ROUNDS and max(sum(of.done) for of in taken.values()) > most:
             break

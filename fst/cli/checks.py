@@ -36,7 +36,7 @@ def verify(arguments: argparse.Namespace) -> int:
     )
     print(report)
     if not report.ok:
-        way = "If a converted model wrote it, save fst.fold(model).state_dict() instead"
+        way = "Of a converted model, save fst.fold(model).state_dict()"
         if _is_training_checkpoint(arguments.checkpoint):
             fold = f"fst fold CONFIG {arguments.checkpoint} OUT"
             way = f"Write that copy with\n    {fold}\nand verify OUT"

@@ -51,10 +51,10 @@ def share_data_root(root: str, datasets: Sequence[Any], options: Collection[str]
     """Give ``root`` to those of the data sets that have no data_root of their own.
 
     Raises:
-        ValueError: ``options`` set ``data_root``, and there is none.
+        ValueError: ``options`` set ``data_root``, and every data set has another one.
     """
     rootless = [dataset for dataset in datasets if "data_root" not in dataset]
-    if not rootless and "data_root" in options:
+    if "data_root" in options and all(d.get("data_root", root) != root for d in datasets):
         raise ValueError(
             f"data_root={root!r} changes nothing: every data set of the config that takes one has "
             "its own; change train_dataloader.dataset.data_root and so on."

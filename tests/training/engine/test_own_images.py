@@ -80,7 +80,9 @@ def test_outputs_and_topk_follow_the_classes(images, config, tmp_path):
     assert loaded.val_evaluator.topk == loaded.test_evaluator.topk == (1,)
     assert loaded.val_dataloader.dataset.data_root == str(images)
     loaded.dump(str(tmp_path / "dumped.py"))  # as a work dir keeps it
-    assert load_config(str(tmp_path / "dumped.py")).model.architecture.num_classes == 2
+    for again in ({}, {"data_root": str(images)}):
+        dumped = load_config(str(tmp_path / "dumped.py"), again)
+        assert dumped.model.architecture.num_classes == 2
     loaded = load_config("fst::configs/srste_resnet50_imagenet.py", {"data_root": str(images)})
     assert loaded.model.architecture.num_classes == 2
 
