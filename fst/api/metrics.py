@@ -30,7 +30,7 @@ def _share_of_positions(layer: SparseLayer) -> float | None:
 
 @torch.no_grad()
 def look(layers: Mapping[str, SparseLayer], masks: dict[str, Tensor]) -> dict[Key, Tensor]:
-    """What `metrics` measures of each layer, on its device.
+    """Measure each layer; values stay on its device.
 
     Args:
         layers: by name.
