@@ -11,18 +11,17 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import prune
 
 import fst
 from fst.inference.packed import packed_layers
 from fst.ops.cpp import missing
 from tests.campaign.shared import Checks
 from tests.cases import random_layout
-from tests.inference.test_changes import WATCHERS
+from tests.inference.test_changes import CHANGES, WATCHERS
+from tests.networks import keep
 
 TOLERANCE = {None: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
 ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.SiLU, nn.Hardswish, nn.Tanh, nn.Identity)
-Change = Callable[[random.Random, nn.Module], object]
 
 
 def checks() -> Checks:
@@ -33,7 +32,11 @@ def checks() -> Checks:
         ("sizes", 80, _check_sizes),
         ("dtypes", 30, _check_dtypes),
         ("nan", 40, _check_nan),
-        *((f"changed-{name}", 8, partial(_check_change, name)) for name in CHANGES),
+        *(
+            (f"changed-{n.replace(' ', '-')}", 5, partial(_check_change, _layers, c))
+            for n, c in CHANGES.items()
+        ),
+        *((f"changed-{n}", 8, partial(_check_change, _model, c)) for n, c in VALUES.items()),
         *((f"watched-{name}", 5, partial(_check_watched, name)) for name in WATCHERS),
         ("compiled", 12, _check_compiled),
     ]
@@ -107,7 +110,10 @@ def _images(draw: random.Random, net: Net) -> Tensor:
 
 def _packed(draw: random.Random, net: Net, dtype: torch.dtype | None = None) -> nn.Module:
     """Packed on an example, by ways that were measured or drawn."""
-    packed = fst.pack(net, _images(draw, net).to(net.shift.dtype), dtype=dtype)
+    return _by_drawn_ways(draw, fst.pack(net, _images(draw, net), dtype=dtype))
+
+
+def _by_drawn_ways(draw: random.Random, packed: nn.Module) -> nn.Module:
     if draw.random() < 0.8:
         for layer in packed_layers(packed).values():
             names = draw.choice((("dense",), ("zeros_images", "zeros_pixels"), ("zeros_pixels",)))
@@ -160,68 +166,48 @@ def _check_nan(draw: random.Random) -> None:
     _compare(packed(images), net(images))
 
 
-def _layer(draw: random.Random, net: nn.Module) -> nn.Module:
-    found = [m for m in net.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
-    return draw.choice(found)
-
-
-def _norm(draw: random.Random, net: nn.Module) -> nn.Module:
-    found = [m for m in net.modules() if isinstance(m, nn.BatchNorm2d)]
-    return draw.choice(found) if found else nn.BatchNorm2d(4)
-
-
-def _doubled(module: nn.Module, given: tuple[Tensor], output: Tensor) -> Tensor:
-    return output * 2
-
-
-def _replace(draw: random.Random, net: nn.Module) -> None:
-    stage = draw.choice(list(net.stages))
-    stage[len(stage) - 1] = draw.choice(ACTIVATIONS)()
-
-
-def _hook(draw: random.Random, net: nn.Module) -> None:
-    draw.choice(list(net.modules())).register_forward_hook(_doubled)
-
-
-CHANGES: dict[str, Change] = {
-    "in-place": lambda draw, net: _layer(draw, net).weight.mul_(1.5),
-    "inference-mode": lambda draw, net: torch.inference_mode()(_layer(draw, net).weight.mul_)(2),
-    "data": lambda draw, net: setattr(
-        (layer := _layer(draw, net)).weight, "data", layer.weight.data * 2
-    ),
-    "parameter": lambda draw, net: setattr(
-        (layer := _layer(draw, net)), "weight", nn.Parameter(layer.weight * 2, requires_grad=False)
-    ),
-    "no-bias": lambda draw, net: setattr(_layer(draw, net), "bias", None),
-    "statistics": lambda draw, net: _norm(draw, net).running_var.mul_(2),
-    "norm-weight": lambda draw, net: _norm(draw, net).weight.add_(1),
-    "eps": lambda draw, net: setattr(_norm(draw, net), "eps", 0.1),
-    "norm-trains": lambda draw, net: _norm(draw, net).train(),
-    "scale": lambda draw, net: setattr(net, "scale", 3.0),
-    "sums": lambda draw, net: net.adds.__setitem__(0, "before"),
-    "activation": _replace,
-    "hook": _hook,
-    "pruned": lambda draw, net: prune.l1_unstructured(_layer(draw, net), "weight", 0.5),
-    "loaded": lambda draw, net: net.load_state_dict(
-        {n: v * 1.5 for n, v in net.state_dict().items()}, assign=draw.random() < 0.5
-    ),
+VALUES: dict[str, Callable[[Net], object]] = {
+    "scale": lambda net: setattr(net, "scale", 3.0),
+    "sums": lambda net: net.adds.__setitem__(0, "before"),
 }
 
 
+def _layers(draw: random.Random) -> nn.Sequential:
+    """Of the form that `CHANGES` know: a convolution, a norm, an activation, and so on."""
+    torch.manual_seed(draw.getrandbits(32))
+    kernel, act = draw.choice((1, 3, 5)), draw.choice(ACTIVATIONS)
+    first = nn.Conv2d(8, 8, kernel, padding=kernel // 2, groups=draw.choice((1, 2, 8)))
+    net = nn.Sequential(
+        *(first, nn.BatchNorm2d(8), act(), nn.Dropout(), nn.Conv2d(8, 16, 1)),
+        *(nn.BatchNorm2d(16), draw.choice(ACTIVATIONS)(), nn.AdaptiveAvgPool2d(1)),
+        *(nn.Flatten(), nn.Linear(16, 8), nn.ReLU()),
+    )
+    return keep(net, draw.choice((1, 2, 4))).requires_grad_(False)
+
+
 @torch.no_grad()
-def _check_change(name: str, draw: random.Random) -> None:
-    """Twice the same change in both, and calls in between."""
-    net = _model(draw)
-    packed = _packed(draw, net)
-    images = _images(draw, net)
+def _check_change(
+    make: Callable[[random.Random], nn.Module],
+    change: Callable[[nn.Module], object],
+    draw: random.Random,
+) -> None:
+    """The same change in both, calls before and after it."""
+    net = make(draw)
+    channels = next(m.in_channels for m in net.modules() if isinstance(m, nn.Conv2d))
+
+    def images() -> Tensor:
+        size = draw.randint(1, 6), channels, draw.randint(6, 12), draw.randint(6, 12)
+        return random_layout(draw, torch.randn(size))
+
+    packed = _by_drawn_ways(draw, fst.pack(net, images()))
+    _compare(packed(given := images()), net(given))
+    for one in (net, packed):
+        torch.manual_seed(0)
+        change(one)
+    dtype = next(net.parameters()).dtype
     for _ in range(2):
-        state = draw.getstate()
-        for one in (net, packed):
-            draw.setstate(state)
-            CHANGES[name](draw, one)
-        for _ in range(2):
-            _compare(packed(images), net(images))
-        images = _images(draw, net)
+        given = images().to(dtype)
+        _compare(packed(given), net(given))
 
 
 @torch.no_grad()

@@ -16,9 +16,7 @@ from tests.campaign import __main__ as campaign
 from tests.campaign import masks
 
 SMOKE = (
-    "weights/swap_tensors-0",
-    "weights/inference_mode-copy-1",
-    "weights/parametrization-scale-0",
+    *(name for name, _ in campaign.cases_of("weights", 0)),  # one of each
     "operators/call-0",
     "masks/3-bfloat16-2:4-0",
     "choice/variance-0",
@@ -29,6 +27,7 @@ SMOKE = (
     "packed/sizes-0",
     "packed/nan-0",
     "packed/changed-parameter-0",
+    "packed/changed-scale-0",
     "packed/watched-make_fx-0",
     "compiled/trained-0",
     "foreign/torch-0",

@@ -105,6 +105,7 @@ IN_PLACE: dict[str, Change] = {
     "data-copy": lambda s: s.fill(),
     "data-assigned": lambda s: setattr(s.weight, "data", s.new),
     "view": lambda s: s.weight[::2].mul_(-3),
+    "storage-set": lambda s: s.weight.set_(s.in_layout),
     "foreach-copy": lambda s: torch._foreach_copy_([s.weight], [s.new]),
     "storage-copy": lambda s: s.weight.untyped_storage().copy_(s.in_layout.untyped_storage()),
     "memmove": lambda s: ctypes.memmove(

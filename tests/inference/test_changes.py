@@ -111,7 +111,7 @@ CHANGES: dict[str, Callable[[nn.Module], object]] = {
     "bias in place": lambda net: net[0].bias.zero_(),
     "no bias": lambda net: setattr(net[0], "bias", None),
     "running_mean": lambda net: net[1].running_mean.add_(1),
-    "norm's load_state_dict": lambda net: net[1].load_state_dict(
+    "load_state_dict of the norm": lambda net: net[1].load_state_dict(
         {**net[1].state_dict(), "running_mean": torch.ones(8)}
     ),
     "load_state_dict": lambda net: net.load_state_dict(
