@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -20,12 +20,8 @@ from torch.export import ExportedProgram
 from fst.basics.errors import UsageError
 
 Axis = tuple[int, ...]
-
-
-class Traced(NamedTuple):
-    """A tensor of the graph, by its axes."""
-
-    axes: list[Axis]
+Shape = tuple[int, ...]
+Traced = list[Axis]  # a tensor of the graph, by its axes
 
 
 class Axes:
@@ -39,26 +35,21 @@ class Axes:
     def __init__(self, model: nn.Module) -> None:
         self._same: list[int] = []  # channel -> itself, or one before it that it was united with
         self._fixed: dict[int, str] = {}
+        self._reason = ""  # why channels that the operation under way fixes cannot be removed
         self._model = model
         self.tensors: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
         self.tensors.update(model.named_buffers(remove_duplicate=False))
         self.unused = {id(tensor) for tensor in self.tensors.values() if tensor.dim()}
-        self._stored = {
-            id(tensor): Traced([self.new(size) for size in tensor.shape])
-            for tensor in self.tensors.values()
-        }
+        self._stored = {id(tensor): self._new(tensor.shape) for tensor in self.tensors.values()}
 
-    def new(self, size: int, reason: str = "") -> Axis:
-        """An axis of new channels, fixed for a ``reason``."""
-        axis = tuple(range(len(self._same), len(self._same) + size))
-        self._same += axis
-        if reason:
-            self.fix(axis, reason)
-        return axis
+    def _new(self, shape: Shape) -> Traced:
+        ends = [len(self._same) + end for end in itertools.accumulate(shape)]
+        self._same += range(len(self._same), ends[-1] if ends else len(self._same))
+        return [tuple(range(end - size, end)) for end, size in zip(ends, shape, strict=True)]
 
-    def of(self, tensor: Tensor) -> list[Axis]:
+    def of(self, tensor: Tensor) -> Traced:
         """The axes of a parameter or buffer, with one number for all channels that were united."""
-        return [tuple(map(self._first, axis)) for axis in self._stored[id(tensor)].axes]
+        return [tuple(map(self._first, axis)) for axis in self._stored[id(tensor)]]
 
     def _first(self, channel: int) -> int:
         same = self._same
@@ -71,10 +62,16 @@ class Axes:
         """The first reason why a channel cannot be removed; "" if it can."""
         return self._fixed.get(self._first(channel), "")
 
-    def fix(self, axis: Axis, reason: str) -> None:
-        """Keep all channels of an axis."""
-        for channel in map(self._first, axis):
-            self._fixed.setdefault(channel, reason)
+    def fix(self, *axes: Axis) -> None:
+        """Keep all channels of these axes."""
+        for channel in itertools.chain.from_iterable(axes):
+            self._fixed.setdefault(self._first(channel), self._reason)
+
+    def new(self, *shape: int) -> Traced:
+        """New axes of channels that cannot be removed."""
+        made = self._new(shape)
+        self.fix(*made)
+        return made
 
     def unite(self, one: Axis, *others: Axis) -> None:
         """Channels at equal places of axes of equal length are the same."""
@@ -96,38 +93,33 @@ class Axes:
         names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
         made: dict[fx.Node, Traced] = {}
         for node in program.graph.nodes:
-            if node.op == "placeholder" and node.name in names:
+            if node.name in names:
                 stored = id(self.tensors[names[node.name]])
                 made[node] = self._stored[stored]
                 if node.users:
                     self.unused.discard(stored)
-            elif node.op == "call_function":
-                made[node] = self._called(node, made)
             else:
-                why = "output" if node.op == "output" else "input"
-                made[node] = self._unknown(node, made, f"the model's {why}")
+                made[node] = self._made(node, made)
 
-    def _called(self, node: fx.Node, made: dict[fx.Node, Traced]) -> Traced:
-        origin: Any = node.args[0] if node.target is operator.getitem else node
-        *_, (module, _) = origin.meta.get("nn_module_stack", {"": ("", "")}).values()
-        packet = getattr(origin.target, "overloadpacket", origin.target)
-        name = getattr(packet, "__name__", "?").removesuffix("_")
-        reason = f"{name} in {module!r}" if module else f"{name} in the model itself"
-        shape = _shape(node)
-        if origin is node and name in OPERATIONS and shape and all(shape):
-            normalized = node.normalized_arguments(self._model, normalize_to_only_use_kwargs=True)
-            if normalized is not None:
-                given = fx.node.map_arg(normalized.kwargs, made.__getitem__)
-                found = OPERATIONS[name](Call(self, given, shape, reason))
-                if found is not None:
-                    return Traced(found)
-        return self._unknown(node, made, reason)
-
-    def _unknown(self, node: fx.Node, made: dict[fx.Node, Traced], reason: str) -> Traced:
+    def _made(self, node: fx.Node, made: dict[fx.Node, Traced]) -> Traced:
+        """The axes of what a node makes of others."""
+        shape = tuple(getattr(node.meta.get("val"), "shape", ()))  # () of several tensors
+        self._reason = "the model's " + ("output" if node.op == "output" else "input")
+        if node.op == "call_function":
+            origin: Any = node.args[0] if node.target is operator.getitem else node
+            *_, (module, _) = origin.meta.get("nn_module_stack", {"": ("", "")}).values()
+            packet = getattr(origin.target, "overloadpacket", origin.target)
+            name = getattr(packet, "__name__", "?").removesuffix("_")
+            self._reason = f"{name} in " + (repr(module) if module else "the model itself")
+            if origin is node and name in OPERATIONS and shape and all(shape):
+                given = node.normalized_arguments(self._model, normalize_to_only_use_kwargs=True)
+                if given is not None:
+                    found = fx.node.map_arg(given.kwargs, made.__getitem__)
+                    if (result := OPERATIONS[name](self, shape, **found)) is not None:
+                        return result
         for source in node.all_input_nodes:
-            for axis in made[source].axes:
-                self.fix(axis, reason)
-        return Traced([self.new(size, reason) for size in _shape(node)])
+            self.fix(*made[source])
+        return self.new(*shape)
 
 
 def traced_axes(model: nn.Module, example: Tensor) -> Axes:
@@ -156,11 +148,6 @@ def traced_axes(model: nn.Module, example: Tensor) -> Axes:
     return axes
 
 
-def _shape(node: fx.Node) -> tuple[int, ...]:
-    """The shape of the tensor that a node makes; () where it makes none, or several."""
-    return tuple(getattr(node.meta.get("val"), "shape", ()))
-
-
 def _exported(model: nn.Module, example: Tensor) -> ExportedProgram:
     try:
         with torch.enable_grad():
@@ -173,43 +160,9 @@ def _exported(model: nn.Module, example: Tensor) -> ExportedProgram:
         ) from error
 
 
-class Call(NamedTuple):
-    """An operation of the graph.
-
-    Attributes:
-        axes: of the model.
-        given: arguments by their names in its schema, with a `Traced` for each tensor.
-        shape: of the tensor that it makes.
-        reason: why channels that it fixes cannot be removed.
-    """
-
-    axes: Axes
-    given: Mapping[str, Any]
-    shape: tuple[int, ...]
-    reason: str
-
-    @property
-    def first(self) -> list[Axis]:
-        """The axes of the first argument."""
-        traced: Traced = next(iter(self.given.values()))
-        return traced.axes
-
-    def of(self, name: str) -> list[Axis]:
-        """The axes of an argument; none where it is None."""
-        traced = self.given[name]
-        return [] if traced is None else traced.axes
-
-    def fix(self, *axes: Axis) -> None:
-        """Keep all channels of these axes."""
-        for axis in axes:
-            self.axes.fix(axis, self.reason)
-
-    def new(self, *shape: int) -> list[Axis]:
-        """New axes of channels that cannot be removed."""
-        return [self.axes.new(size, self.reason) for size in shape]
-
-
-Operation = Callable[[Call], list[Axis] | None]  # the result's axes; None: not known
+# Of the axes, the result's shape, and arguments by their names in the schema, with a `Traced` for
+# each tensor, the axes of the result; None where they are not known.
+Operation = Callable[..., Traced | None]
 OPERATIONS: dict[str, Operation] = {}
 
 
@@ -225,72 +178,73 @@ def _operation(names: str) -> Callable[[Operation], Operation]:
     """relu relu6 hardtanh gelu silu sigmoid tanh hardswish hardsigmoid leaky_relu elu mish clamp
     dropout feature_dropout clone contiguous detach alias to _to_copy add sub mul div copy"""
 )
-def _elementwise(call: Call) -> list[Axis]:
+def _elementwise(axes: Axes, shape: Shape, **given: Any) -> Traced:
     """An element of the result from one of each tensor, broadcast."""
-    tensors = [traced.axes for traced in call.given.values() if isinstance(traced, Traced)]
+    tensors = [value for value in given.values() if isinstance(value, list)]
     result = []
-    for at in range(-len(call.shape), 0):
-        size = call.shape[at]
-        same = [axes[at] for axes in tensors if len(axes) >= -at and len(axes[at]) == size]
-        call.axes.unite(*same)
+    for at in range(-len(shape), 0):
+        same = [of[at] for of in tensors if len(of) >= -at and len(of[at]) == shape[at]]
+        axes.unite(*same)
         result.append(same[0])
     return result
 
 
 @_operation("conv2d")
-def _convolution(call: Call) -> list[Axis]:
-    maps, (out, own, *kernel), groups = call.first, call.of("weight"), call.given["groups"]
+def _convolution(
+    axes: Axes, shape: Shape, input: Traced, weight: Traced, groups: int, **given: Any
+) -> Traced:
+    (*images, channels, height, width), (out, own, *kernel) = input, weight
     if groups == 1:
-        call.axes.unite(maps[-3], own)
-    elif groups == len(maps[-3]) == len(out):  # depthwise
-        call.axes.unite(maps[-3], out)
+        axes.unite(channels, own)
+    elif groups == len(channels) == len(out):  # depthwise
+        axes.unite(channels, out)
     else:
-        call.fix(maps[-3], own, out)
-    call.fix(*kernel, *maps[-2:])
-    call.axes.unite(out, *call.of("bias"))
-    return [*maps[:-3], out, *call.new(*call.shape[-2:])]
+        axes.fix(channels, own, out)
+    axes.fix(*kernel, height, width)
+    axes.unite(out, *(given["bias"] or ()))
+    return [*images, out, *axes.new(*shape[-2:])]
 
 
 @_operation("linear")
-def _linear(call: Call) -> list[Axis]:
-    (*rows, channels), (out, own) = call.first, call.of("weight")
-    call.axes.unite(channels, own)
-    call.axes.unite(out, *call.of("bias"))
+def _linear(axes: Axes, _: Shape, input: Traced, weight: Traced, bias: Traced | None) -> Traced:
+    (*rows, channels), (out, own) = input, weight
+    axes.unite(channels, own)
+    axes.unite(out, *(bias or ()))
     return [*rows, out]
 
 
 @_operation("batch_norm")
-def _batch_norm(call: Call) -> list[Axis]:
+def _batch_norm(axes: Axes, _: Shape, input: Traced, **given: Any) -> Traced:
     for name in ("weight", "bias", "running_mean", "running_var"):
-        call.axes.unite(call.first[1], *call.of(name))
-    return call.first
+        axes.unite(input[1], *(given[name] or ()))
+    return input
 
 
 @_operation("max_pool2d avg_pool2d adaptive_avg_pool2d upsample_nearest2d upsample_bilinear2d")
-def _resize(call: Call) -> list[Axis]:
-    *channels, height, width = call.first
-    call.fix(height, width)
-    return [*channels, *call.new(*call.shape[-2:])]
+def _resize(axes: Axes, shape: Shape, input: Traced, **_: Any) -> Traced:
+    *channels, height, width = input
+    axes.fix(height, width)
+    return [*channels, *axes.new(*shape[-2:])]
 
 
 @_operation("mean sum amax")
-def _reduction(call: Call) -> list[Axis]:
-    axes, dims = call.first, call.given.get("dim")
-    dims = [dims] if isinstance(dims, int) else dims or range(len(axes))
-    reduced = {dim % len(axes) for dim in dims}
-    call.fix(*(axes[dim] for dim in reduced))
-    if call.given.get("keepdim"):
-        return [call.new(1)[0] if at in reduced else axis for at, axis in enumerate(axes)]
-    return [axis for at, axis in enumerate(axes) if at not in reduced]
+def _reduction(axes: Axes, _: Shape, input: Traced, **given: Any) -> Traced:
+    dim = given.get("dim")
+    dims = [dim] if isinstance(dim, int) else dim or range(len(input))
+    reduced = {at % len(input) for at in dims}
+    axes.fix(*(input[at] for at in reduced))
+    if given.get("keepdim"):
+        return [axes.new(1)[0] if at in reduced else axis for at, axis in enumerate(input)]
+    return [axis for at, axis in enumerate(input) if at not in reduced]
 
 
 @_operation("view reshape flatten squeeze unsqueeze")
-def _reshape(call: Call) -> list[Axis] | None:
+def _reshape(axes: Axes, shape: Shape, input: Traced, **_: Any) -> Traced | None:
     """Merged axes hold the channels of the first; the others are fixed. None for divided ones."""
-    left, result = list(call.first), []
-    for size in call.shape:
+    left, result = list(input), []
+    for size in shape:
         if size == 1 and (not left or len(left[0]) > 1):
-            result += call.new(1)
+            result += axes.new(1)
             continue
         while size > 1 and left and len(left[0]) == 1:
             left.pop(0)
@@ -299,7 +253,7 @@ def _reshape(call: Call) -> list[Axis] | None:
         merged = left.pop(0)
         while len(merged) < size and left:
             inner = left.pop(0)
-            call.fix(inner)
+            axes.fix(inner)
             merged = tuple(itertools.chain.from_iterable([c] * len(inner) for c in merged))
         if len(merged) != size:
             return None
@@ -308,16 +262,14 @@ def _reshape(call: Call) -> list[Axis] | None:
 
 
 @_operation("cat")
-def _concatenation(call: Call) -> list[Axis] | None:
-    tensors = [traced.axes for traced in call.given["tensors"]]
-    if len({len(axes) for axes in tensors}) > 1:  # an empty tensor among them
+def _concatenation(axes: Axes, shape: Shape, tensors: list[Traced], dim: int) -> Traced | None:
+    if len({len(of) for of in tensors}) > 1:  # an empty tensor among them
         return None
-    dim = call.given["dim"] % len(call.shape)
     result = []
     for at, same in enumerate(zip(*tensors, strict=True)):
-        if at == dim:
+        if at == dim % len(shape):
             result.append(tuple(itertools.chain.from_iterable(same)))
         else:
-            call.axes.unite(*same)
+            axes.unite(*same)
             result.append(same[0])
     return result
