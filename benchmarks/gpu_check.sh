@@ -17,15 +17,14 @@ Run on a machine with a GPU, PyTorch, torchvision, Triton, MMEngine, pytest and 
 is installed. Each call ends within nine minutes and leaves logs, JSON and charts in one archive,
 OUT/callN.tgz:
 
-  1  units      2:4 tensor cores, by the experiment in EXPERIMENT; packing; what the host costs
-                eager, captured and compiled steps of ResNet-18, and ResNet-50
+  1  steps      packing of 2:4 weights; what the host costs eager, captured and compiled steps of
+                ResNet-18, and ResNet-50
   2  trainings  tests of kernels and strategies; whole trainings on CIFAR-10, as many as fit: the
                 same call goes on with the rest, as long as WORK stays
-  3  rest       the experiment's other parts; steps of VGG16-SSD; bandwidth of pruning; machine code
+  3  rest       bandwidth of pruning; steps of VGG16-SSD; machine code
 
 Environment: OUT (benchmarks/out), PYTHON (python3), BATCH (256), LIMIT (540 seconds), WORK
-(work_dirs/cifar10_resnet18), DATA (data/cifar10), EXPERIMENT (a folder with first_call.sh and
-experiment.py; without it its parts are left out).
+(work_dirs/cifar10_resnet18), DATA (data/cifar10).
 TEXT
 }
 
@@ -64,17 +63,8 @@ tests() { # NAME SECONDS PROCESSES TESTS...
         --junitxml="$LOGS/$name.xml" "$@"
 }
 
-experiment() { # NAME SECONDS COMMAND...: of the folder EXPERIMENT, if one is named
-    if [[ -z ${EXPERIMENT:-} ]]; then
-        echo "== $1: left out, as EXPERIMENT names no folder" | tee "$LOGS/$1.log"
-    else
-        run "$@"
-    fi
-}
-
 call_1() {
     run versions 20 "$PYTHON" -m torch.utils.collect_env
-    experiment units 300 bash "${EXPERIMENT:-}/first_call.sh" "$LOGS/units" 260
     run packing 20 "$PYTHON" benchmarks/gpu/packing.py --out "$LOGS/packing.json"
     steps compiled_resnet18 150 resnet18 --batch "$BATCH" --strategies srste fst_w sdgp fst \
         --measure steps compiled
@@ -94,8 +84,6 @@ call_2() {
 }
 
 call_3() {
-    experiment other_units 200 "$PYTHON" "${EXPERIMENT:-}/experiment.py" --out "$LOGS/other_units" \
-        --seconds 180 --parts machine linear host pack
     run pruning 100 "$PYTHON" benchmarks/gpu/pruning.py --repeats 7 --batch "$BATCH" \
         --out "$LOGS/pruning.json"
     local of_ssd=(vgg16 --size 300) # its trunk, where mmdet is not installed

@@ -44,15 +44,6 @@ def stand_in(tmp_path: Path) -> Path:
     return file
 
 
-@pytest.fixture
-def experiment(tmp_path: Path) -> Path:
-    """The folder of an experiment with sparse tensor cores."""
-    folder = tmp_path / "experiment"
-    folder.mkdir()
-    (folder / "first_call.sh").write_text('echo "ran units for $2 s"')
-    return folder
-
-
 def test_help_lists_every_call(tmp_path):
     listed = re.findall(r"^  (\d) +\w+", _run("--help", OUT=tmp_path).stdout, re.MULTILINE)
     written = re.findall(r"^call_(\d)\(\)", SCRIPT.read_text(), re.MULTILINE)
@@ -70,13 +61,13 @@ def test_wrong_use_and_no_gpu_are_errors(tmp_path):
 
 
 @pytest.mark.parametrize("call", ["1", "2", "3"])
-def test_results_are_one_archive_in_the_given_folder(call, stand_in, experiment, tmp_path):
+def test_results_are_one_archive_in_the_given_folder(call, stand_in, tmp_path):
     """What fails is said, and does not keep the rest from running."""
     out, work = tmp_path / "out", tmp_path / "work"
     work.mkdir()
     (work / "results.md").write_text("90 %")
     (work / "epoch_1.pth").write_text("weights")
-    done = _run(call, OUT=out, PYTHON=stand_in, EXPERIMENT=experiment, WORK=work)
+    done = _run(call, OUT=out, PYTHON=stand_in, WORK=work)
     assert [file.name for file in out.iterdir()] == [f"call{call}.tgz"]
     with tarfile.open(out / f"call{call}.tgz") as archive:
         files = {m.name: archive.extractfile(m).read() for m in archive if m.isfile()}
@@ -85,9 +76,6 @@ def test_results_are_one_archive_in_the_given_folder(call, stand_in, experiment,
     failed = {name for name, log in logs.items() if "ended with 3" in log}
     assert (done.returncode == 1) == bool(failed)
     assert re.search(r"failed: (.*)", done.stdout)[1].split() == (sorted(failed) or ["nothing"])
-    if call == "1":
-        assert "ran units for 260 s" in logs["units"]
-        assert done.stdout.index("first_call.sh") < done.stdout.index("tools/benchmark.py")
     if call == "2":
         assert failed == {"tests"} and "-n 14 " in logs["tests"]
         assert done.stdout.index("-m pytest") < done.stdout.index("benchmarks/trainings.py")
@@ -96,15 +84,8 @@ def test_results_are_one_archive_in_the_given_folder(call, stand_in, experiment,
             assert [m.name for m in archive if m.isfile()] == ["./results.md"]
 
 
-@pytest.mark.parametrize("call", ["1", "3"])
-def test_a_call_without_the_experiment_leaves_it_out(call, stand_in, tmp_path):
-    done = _run(call, OUT=tmp_path / "out", PYTHON=stand_in, EXPERIMENT="")
-    assert "units: left out, as EXPERIMENT names no folder" in done.stdout
-    assert done.returncode == 0 and "failed: nothing" in done.stdout
-
-
-@pytest.mark.parametrize(("call", "parts"), [("1", 6), ("2", 2), ("3", 4)])
-def test_a_call_ends_in_time(call, parts, stand_in, experiment, tmp_path):
-    folders = {"OUT": tmp_path / "out", "WORK": tmp_path / "work", "EXPERIMENT": experiment}
+@pytest.mark.parametrize(("call", "parts"), [("1", 5), ("2", 2), ("3", 3)])
+def test_a_call_ends_in_time(call, parts, stand_in, tmp_path):
+    folders = {"OUT": tmp_path / "out", "WORK": tmp_path / "work"}
     done = _run(call, PYTHON=stand_in, LIMIT=5, **folders)
     assert done.stdout.count("no time left") == parts and "ran" not in done.stdout

@@ -376,38 +376,3 @@ def test_reasons_of_refusal():
         (((x, weight), (8, 8, 32, 1), 1), "more than 31 taps"),
     ):
         assert reason in zeros_maps.refuses_maps(*arguments)
-
-
-def test_operators_agree_with_their_declarations():
-    check, operators = torch.library.opcheck, torch.ops.fst
-    kinds = ("test_schema", "test_faketensor")
-    geometry = ([2, 1], [1, 1], [1, 1])
-    for memory in FORMATS:
-        c = operands(2, 4, 4, (7, 5), (3, 3), geometry, 2, memory=[memory] * 3)
-        x, dy, weight = c["input"], c["grad_output"], c["weight"]
-        arguments = (x, weight, torch.ones(8), *geometry, 2)
-        check(operators.maps_output_cpp, arguments, test_utils=kinds)
-        arguments = (dy, weight, list(x.shape), *geometry, 2)
-        check(operators.maps_grad_input_cpp, arguments, test_utils=kinds)
-        arguments = (dy, x, *[None] * 4, list(weight.shape), *geometry, 2, True, "input")
-        check(operators.maps_grad_weight_cpp, arguments, test_utils=kinds)
-        check(operators.nonzeros_cpp, (x, 2), test_utils=kinds)
-
-
-def test_compiled_graphs_take_them():
-    c = operands(2, 4, 4, (6, 6), (3, 3), PLAIN)
-
-    def products(x: Tensor, dy: Tensor, weight: Tensor):
-        return (
-            zeros_maps.maps_output(x, weight, None, *PLAIN, 1),
-            zeros_maps.maps_grad_input(dy, weight, x.shape, *PLAIN, 1),
-            zeros_maps.maps_grad_weight(
-                *(dy, x, None, None, None, None, weight.shape, *PLAIN, 1, True, "input")
-            ),
-            nonzeros(x, 1),
-        )
-
-    given = (c["input"], c["grad_output"], c["weight"])
-    compiled = torch.compile(products, backend="aot_eager", fullgraph=True)
-    for found, wanted in zip(compiled(*given), products(*given), strict=True):
-        assert torch.equal(found, wanted)

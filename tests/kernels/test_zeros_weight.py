@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from fst.ops import cpp
 from fst.ops.backends import zeros_weight as zeros
-from fst.ops.geometry import Geometry, convolve, geometry_of, input_gradient, is_channels_last
+from fst.ops.geometry import Geometry, convolve, input_gradient, is_channels_last
 from tests.kernels.values import with_threads
 from tests.oracle.geometry import Windows
 
@@ -360,32 +360,3 @@ def test_wrong_arguments_are_named():
     for lanes, activation in ((3, 0), (0, 5), (-1, 0)):
         with pytest.raises(ValueError, match="describe no operands"):
             zeros.zeros_output(input, weight, None, None, None, *PLAIN, activation, lanes)
-
-
-def test_operators_agree_with_their_declarations():
-    operators, kinds = torch.ops.fst, ("test_schema", "test_faketensor")
-    geometry = ([2, 1], [1, 1], [1, 1], 2)
-    for memory in FORMATS:
-        input = torch.randn(2, 8, 7, 5).contiguous(memory_format=memory)
-        grad_output = torch.randn(2, 6, 4, 5).contiguous(memory_format=memory)
-        weight = torch.randn(6, 4, 3, 3).contiguous(memory_format=memory)
-        bias = torch.randn(6)
-
-        def check(name: str, *arguments: object) -> None:
-            operator = getattr(operators, f"{name}_cpp")
-            torch.library.opcheck(operator, arguments, test_utils=kinds)
-
-        check("zeros_output", input, weight, None, bias, grad_output, *geometry, 1)
-        check("zeros_grad_input", grad_output, weight, [2, 8, 7, 5], *geometry)
-        lists = lists_of(weight, input.shape, geometry_of(*geometry))
-        check("zeros_output", input, weight, lists, None, None, *geometry)
-
-
-def test_compiled_graphs_take_them():
-    def both(input: Tensor, weight: Tensor, grad_output: Tensor) -> tuple[Tensor, Tensor]:
-        return output(input, weight), gradient(grad_output, weight, input.shape)
-
-    operands = torch.randn(2, 8, 6, 6), torch.randn(4, 8, 3, 3), torch.randn(2, 4, 6, 6)
-    compiled = torch.compile(both, backend="aot_eager", fullgraph=True)
-    for found, wanted in zip(compiled(*operands), both(*operands), strict=True):
-        assert torch.equal(found, wanted)
