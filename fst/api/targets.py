@@ -41,16 +41,8 @@ class Weight(NamedTuple):
     unread: str = ""
 
 
-class Target(NamedTuple):
-    """The verified weights by name, and `Stored.lost` and `Stored.others` of a file."""
-
-    weights: dict[str, Weight]
-    lost: tuple[str, ...] = ()
-    others: tuple[str, ...] = ()
-
-
-def target_of(target: object) -> Target:
-    """The weights of a model, of a state_dict, or in a file.
+def target_of(target: object) -> tuple[dict[str, Weight], Stored]:
+    """The weights of a model, of a state_dict, or in a file; and the file's or state_dict's own.
 
     Raises:
         TypeError: it is none of these.
@@ -58,17 +50,16 @@ def target_of(target: object) -> Target:
         FileNotFoundError: no such file.
     """
     if isinstance(target, nn.Module):
-        return Target(_of_model(target))
-    if isinstance(target, Mapping):
-        return _of_stored(stored_in(target, "target"))
-    if isinstance(target, str | os.PathLike):
-        return _of_stored(read_stored(target))
-    raise TypeError(
-        f"target is a {type(target).__name__}; it must be a module, a state_dict or a path."
-    )
+        return _of_model(target), Stored({}, {})
+    if not isinstance(target, Mapping | str | os.PathLike):
+        raise TypeError(
+            f"target is a {type(target).__name__}; it must be a module, a state_dict or a path."
+        )
+    stored = stored_in(target, "target") if isinstance(target, Mapping) else read_stored(target)
+    return _of_stored(stored), stored
 
 
-def _of_stored(stored: Stored) -> Target:
+def _of_stored(stored: Stored) -> dict[str, Weight]:
     """In a state_dict an embedding's weight looks like that of a linear layer, and counts."""
     found = {}
     for name, value in stored.weights.items():
@@ -83,7 +74,7 @@ def _of_stored(stored: Stored) -> Target:
         is_checked = is_counted and value.dim() == 4
         groups = stored.records.get(name)
         found[name] = Weight(value, is_counted, is_checked, groups, unread=unread)
-    return Target(found, stored.lost, stored.others)
+    return found
 
 
 def _of_model(model: nn.Module) -> dict[str, Weight]:
@@ -113,7 +104,7 @@ def _of_model(model: nn.Module) -> dict[str, Weight]:
             found[key] = _of_layer(module.weight(), None, module)
         own = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
         is_hidden = isinstance(module, torch.jit.ScriptModule)
-        for other, held in _of_stored(Stored(dict(own), {})).weights.items():
+        for other, held in _of_stored(Stored(dict(own), {})).items():
             is_checked = held.is_checked and is_hidden
             entry = held._replace(is_checked=is_checked, is_counted=False, unread="")
             name_of = f"{prefix}{other}"

@@ -11,7 +11,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fst.api.targets import Target, Weight, target_of
+from fst.api.targets import Weight, target_of
 from fst.basics.errors import UsageError
 from fst.basics.selectors import Selector, selected
 from fst.basics.sharding import whole
@@ -168,45 +168,42 @@ def verify(
         check_pattern(*given)
     one_of("group_order", group_order, (None, *GROUP_ORDERS))
     check_number("min_coverage", min_coverage, "[0, 1]")
-    found = target_of(target)
-    check_has_values("target", {name: weight.values for name, weight in found.weights.items()})
+    weights, stored = target_of(target)
+    check_has_values("target", {name: weight.values for name, weight in weights.items()})
     counted: dict[str, int] = {}
     if example_input is not None:
         if not isinstance(target, nn.Module):
             raise ValueError("example_input needs a model as target: weights alone cannot run.")
         counted = multiply_adds(target, example_input)
-    chosen = _chosen(found, include, exclude)
+    knows = any(weight.groups is not None for weight in weights.values())
+    chosen = _chosen(weights, knows and not stored.lost, include, exclude)
     rows = []
-    for name, weight in found.weights.items():
+    for name, weight in weights.items():
         if name in chosen or weight.is_counted:
             own = weight.groups or WeightGroups(2, 4, "channel")
             groups = WeightGroups(*(given or own[:2]), group_order or own.group_order)
             row = _row(name, weight, groups, counted.get(name))
             rows.append(replace(row, is_checked=name in chosen))
-    counts = {k: w for k, w in found.weights.items() if w.is_counted and k not in chosen}
+    counts = {k: w for k, w in weights.items() if w.is_counted and k not in chosen}
     unpruned = sum(w.groups is None and not w.unread for w in counts.values())
     return VerifyReport(
         LayerTable(tuple(rows)),
         min_coverage,
-        unpruned if _knows(found) else 0,
-        {name: found.weights[name].unread for name in chosen if found.weights[name].unread},
-        found.lost if include is None and exclude is None else (),
-        found.others,
+        unpruned if knows else 0,
+        {name: weights[name].unread for name in chosen if weights[name].unread},
+        stored.lost if include is None and exclude is None else (),
+        stored.others,
     )
 
 
-def _knows(target: Target) -> bool:
-    """True where the target says which of its weights were converted to N:M."""
-    return any(weight.groups is not None for weight in target.weights.values())
-
-
-def _chosen(target: Target, include: Selectors, exclude: Selectors) -> list[str]:
-    """The names of the weights to check.
+def _chosen(
+    weights: Mapping[str, Weight], known: bool, include: Selectors, exclude: Selectors
+) -> list[str]:
+    """The names of the weights to check: where it is ``known``, those that were converted to N:M.
 
     Raises:
         ValueError: there are none, or none that can be checked.
     """
-    weights, known = target.weights, _knows(target) and not target.lost
     layers = {k: w.owner for k, w in weights.items() if w.is_counted}
     others = {k: w.owner for k, w in weights.items() if not w.is_counted}
     chosen = {
