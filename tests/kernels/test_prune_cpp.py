@@ -205,7 +205,6 @@ def test_random_draws_are_those_of_the_triton_kernel(n, m):
 
 
 @COMPILED
-@COMPILED
 @pytest.mark.parametrize("kind", ["fake", "meta"])
 def test_tensors_without_numbers_reach_no_kernel(kind):
     if kind == "fake":

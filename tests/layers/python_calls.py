@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import gc
 import json
+import os
+import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +23,19 @@ import fst
 STRATEGIES = ("dense", "srste", "fst_w", "sdgp", "fst", "sampled", "fst_sampled")
 ROWS = {"small": (20, 16, 4, 2), "wide": (4, 64, 14, 16)}  # layers, channels, size, batch
 STEPS = 5  # all is chosen and known after two
+
+
+def counted_by(module: str) -> dict[str, Any]:
+    """What a module of this folder prints, in a process without other layers; nothing is timed."""
+    done = subprocess.run(
+        [sys.executable, "-m", f"tests.layers.{module}"],
+        cwd=Path(__file__).resolve().parents[2],
+        env={**os.environ, "FST_AUTOTUNE": "0", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 def calls_of_a_step(model: nn.Module, images: Tensor) -> int:

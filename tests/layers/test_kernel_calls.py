@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.layers.python_calls import counted_by
+
 LIMITS = {  # strategy -> Python calls of a layer beyond those of torch.nn.Conv2d, launches
     "srste": (42, 1),
     "fst_w": (64, 1),
@@ -27,16 +23,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def counted() -> dict[str, list[float]]:
-    """In a process without other layers."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.layers.kernel_calls"],
-        cwd=ROOT,
-        env={**os.environ, "FST_AUTOTUNE": "0", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return counted_by("kernel_calls")
 
 
 @pytest.mark.parametrize("strategy", LIMITS)

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from fst.ops import cpp
+from tests.layers.python_calls import counted_by
 
-ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {  # strategy -> calls of a layer in rows "small" and "wide" of python_calls.py
     "dense": {"small": 15, "wide": 16},
     "srste": {"small": 35, "wide": 63},
@@ -28,16 +22,7 @@ pytestmark = pytest.mark.skipif(bool(cpp.missing()), reason=f"the C++ kernels: {
 
 @pytest.fixture(scope="module")
 def counted() -> dict[str, dict[str, float]]:
-    """In a process without other layers; the backends are those expected by shapes and zeros."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.layers.python_calls"],
-        cwd=ROOT,
-        env={**os.environ, "FST_AUTOTUNE": "0", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return counted_by("python_calls")
 
 
 @pytest.mark.parametrize("strategy", LIMITS)

@@ -64,16 +64,6 @@ def test_drawn_rows_run_and_follow_the_generator(row):
         assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("bias", [True, False])
-def test_dense_equals_torch(shape, bias):
-    operands = _operands(shape, bias=bias)
-    actual = _run(fst.sparse_linear, operands, strategy="dense")
-    expected = _run(F.linear, operands)
-    for a, e in zip(actual, expected, strict=True):
-        assert a is e is None or error(a, e) <= 1e-12
-
-
 TOKENS = [(5, 12), (3, 7, 12), (1, 1, 12), (0, 12), (64, 200), (2, 6, 5, 200), (2, 1, 5, 3, 8)]
 
 
