@@ -20,27 +20,16 @@ from fst.basics.text import table
 from fst.basics.version import __version__
 from fst.ops import cpp
 
-PACKAGES = {  # distribution -> the upstream one, which may be installed instead
-    "triton": "triton",
-    "torchvision": "torchvision",
-    "timm": "timm",
-    "onedl-mmengine": "mmengine",
-    "onedl-mmcv": "mmcv",
-    "onedl-mmdetection": "mmdet",
-}
+PACKAGES = "triton torchvision timm mmengine mmcv mmdet".split()  # of a training
 ROOT = Path(__file__).resolve().parents[2]  # of the checkout, if this runs from one
 
 
 def versions() -> dict[str, str]:
     """Versions of this library, its commit, Python, PyTorch and the packages of a training."""
     found = {"fst": __version__, "python": platform.python_version(), "torch": torch.__version__}
-    for names in PACKAGES.items():
-        for name in dict.fromkeys(names):
-            try:
-                found[name] = importlib.metadata.version(name)
-                break
-            except importlib.metadata.PackageNotFoundError:
-                continue
+    installed = importlib.metadata.packages_distributions()
+    names = (installed[package][0] for package in PACKAGES if package in installed)
+    found |= {name: importlib.metadata.version(name) for name in names}
     if revision := commit():
         found["commit"] = revision
     return found

@@ -28,14 +28,10 @@ def export(arguments: argparse.Namespace) -> int:
     """Write a checkpoint's model as a file that other programs read, and check the file."""
     if format_of(Path(arguments.out)).outputs and not arguments.size:
         raise ValueError(f"OUT={arguments.out!r} needs --size HEIGHT [WIDTH].")
-    config = load_config(arguments.config, arguments.cfg_options, arguments.checkpoint)
-    model = trained_model(config, arguments.checkpoint)
-    if not hasattr(model.data_preprocessor, "mean"):
-        raise ValueError("the config's data_preprocessor has no mean: use fst.export instead.")
-    mean = model.data_preprocessor.mean.flatten()
+    config, model, channels = _trained(arguments, "fst.export")
     example = None
     if arguments.size:
-        example = torch.randn(arguments.fixed_batch or 2, len(mean), *arguments.size)
+        example = torch.randn(arguments.fixed_batch or 2, channels, *arguments.size)
     shipped = deployable(model)
     report = fst.export(
         shipped,
@@ -61,12 +57,8 @@ def pack(arguments: argparse.Namespace) -> int:
         raise ValueError(f"OUT={arguments.out!r}: its suffix must be {' or '.join(SUFFIXES)}.")
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    config = load_config(arguments.config, arguments.cfg_options, arguments.checkpoint)
-    model = trained_model(config, arguments.checkpoint)
+    _, model, channels = _trained(arguments, "fst.pack")
     check_records(model)
-    if not hasattr(model.data_preprocessor, "mean"):
-        raise ValueError("the config's data_preprocessor has no mean: use fst.pack instead.")
-    channels = model.data_preprocessor.mean.numel()
     example = torch.randn(arguments.batch, channels, *arguments.size)
     packed = fst.pack(deployable(model), example)
     with replacing(path) as partial, torch.no_grad():
@@ -76,6 +68,16 @@ def pack(arguments: argparse.Namespace) -> int:
             torch.save(packed, partial)
     print(f"{packed.report}\n\nwritten: {path}")
     return 0
+
+
+def _trained(arguments: argparse.Namespace, instead: str) -> tuple[Config, BaseModel, int]:
+    """The config, its model with the checkpoint's weights, and the channels of its images."""
+    config = load_config(arguments.config, arguments.cfg_options, arguments.checkpoint)
+    model = trained_model(config, arguments.checkpoint)
+    mean = getattr(model.data_preprocessor, "mean", None)
+    if mean is None:
+        raise ValueError(f"the config's data_preprocessor has no mean: use {instead} instead.")
+    return config, model, mean.numel()
 
 
 def _images(model: BaseModel) -> dict[str, object]:
