@@ -17,9 +17,10 @@ from fst.api.convert import check_layers, choose
 from fst.basics.selectors import Selector
 from fst.basics.sharding import ORDER, refuse_sharded
 from fst.basics.values import check_module, check_number, one_of
-from fst.layers.coverage import gemm_weights, inside_groups, multiply_adds
+from fst.layers.coverage import gemm_weights, group_length, inside_groups, multiply_adds
 from fst.rules.masks import MAX_M
 from fst.rules.nm import NM
+from fst.rules.rule import WeightGroups
 from fst.strategies.registry import get_strategy
 from fst.strategies.rigl import erk_densities
 
@@ -116,5 +117,6 @@ def _search(
 
 
 def _share_kept(shape: torch.Size, n: int, m: int, group_order: str) -> float:
-    kept, whole = NM("weight", n, m, group_order=group_order).kept("output", shape, 1, 1, 1)
-    return kept / whole
+    length = group_length(shape, WeightGroups(n, m, group_order))
+    full, rest = divmod(length, m)
+    return (full * n + min(n, rest)) / length

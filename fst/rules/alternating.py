@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -109,17 +107,6 @@ class Alternating(Rule):
     @property
     def density(self) -> float:
         return 1 / (self.block[0] * self.block[1])
-
-    def kept(
-        self, gemm: str, weight: Sequence[int], groups: int, height: int, width: int
-    ) -> tuple[float, float]:
-        phases = (0, 1) if self.is_random else (int(self.phase),)
-        counts = [
-            math.prod(lattice.size(height, width))
-            for phase in phases
-            for lattice in self.kept_positions(height, width, phase)
-        ]
-        return sum(counts) / len(phases), height * width
 
     @property
     def acceleration(self) -> str:

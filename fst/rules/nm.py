@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -150,18 +148,6 @@ class NM(Rule):
     @property
     def density(self) -> float:
         return self.n / self.m
-
-    def kept(
-        self, gemm: str, weight: Sequence[int], groups: int, height: int, width: int
-    ) -> tuple[float, float]:
-        if gemm == "grad_weight" or self.group_order == "position":
-            length = height * width
-        elif gemm == "grad_input":
-            length = weight[0] // groups
-        else:
-            length = math.prod(weight[1:]) if self.group_order == "im2col" else weight[1]
-        full, rest = divmod(length, self.m)
-        return full * self.n + min(self.n, rest), length
 
     def __str__(self) -> str:
         details = [self.rule]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -184,17 +183,6 @@ class Rule:
     def density(self) -> float:
         """Share of the GEMM's multiply-adds that remain."""
         return 1.0
-
-    def kept(
-        self, gemm: str, weight: Sequence[int], groups: int, height: int, width: int
-    ) -> tuple[float, float] | None:
-        """Return (kept, total) parts of the GEMM's reduction axis; None if only the mask knows.
-
-        Args:
-            weight: shape (Cout, Cin/groups, kh, kw).
-            height, width: of the output map.
-        """
-        return None if self.operand == "weight" else (self.density, 1)
 
     @property
     def acceleration(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -88,8 +89,9 @@ def takes(gemm: str, name: str, the_case: Case, strategy: fst.Strategy) -> bool:
     positions = rule is not None and rule.operand == "input"
     rows, columns = the_case.output_size
     if positions:
-        kept, total = rule.kept(gemm, (1, 1, 1, 1), 1, rows, columns)
-        positions = kept < total
+        lattices = rule.kept_positions(rows, columns, 0)
+        kept = 0 if lattices is None else sum(math.prod(of.size(rows, columns)) for of in lattices)
+        positions = kept < rows * columns
     return least >= 4 and not positions
 
 
