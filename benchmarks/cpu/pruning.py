@@ -17,8 +17,10 @@ from collections.abc import Callable
 import torch
 
 from fst import backends, get_strategy
+from fst.backends.choice import compute
 from fst.basics.machine import processor
-from fst.ops.prune import prune_columns, prune_grad_output, prune_weight
+from fst.ops.operands import PruneWeight
+from fst.ops.prune import prune_columns, prune_grad_output
 from fst.rules.masks import samples_in_cache
 
 # (output channels, input channels, kernel, size of the output map, how many), the first layer apart
@@ -69,7 +71,7 @@ def main() -> None:
         rows, positions = inputs * kernel**2, size**2
         columns = torch.randn(samples_in_cache(grad_output, rows * positions), rows, positions)
         runs = (
-            (1, lambda weight=weight: prune_weight(weight, fst, 1, weight.dtype)),
+            (1, lambda weight=weight: compute(PruneWeight(weight, fst, 1, weight.dtype))),
             (1, lambda dy=grad_output: prune_grad_output(dy, rule, "grad_input", 1, None)),
             (options.batch / len(columns), lambda x=columns: prune_columns(x, sort, None)),
         )

@@ -30,11 +30,13 @@ from torch import Tensor
 import fst
 from fst import NM, Strategy
 from fst.backends import sources
+from fst.backends.choice import compute
 from fst.backends.timing import compare, geometric_mean
 from fst.basics.text import table
 from fst.cli.environment import surroundings
 from fst.ops.backends import prune_triton as ops
-from fst.ops.prune import prune_grad_output, prune_weight
+from fst.ops.operands import PruneWeight
+from fst.ops.prune import prune_grad_output
 
 SHAPES = ((64, 112), (64, 56), (128, 28), (256, 14), (512, 7))  # channels, height = width
 PATTERNS = ((1, 4), (4, 8))
@@ -180,7 +182,7 @@ def measure_weights(
 
 def _prune_each(weights: list[Tensor], strategy: Strategy, dtype: torch.dtype) -> None:
     for weight in weights:
-        prune_weight(weight, strategy, 1, dtype)
+        compute(PruneWeight(weight, strategy, 1, dtype))
 
 
 def _resnet18_shapes() -> list[tuple[int, int, int, int]]:

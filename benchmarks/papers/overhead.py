@@ -17,12 +17,14 @@ from paper import Precision, add_pattern, add_precision, drawing, main
 from record import LayerRecord, padded_input, record_step
 from torch import Tensor, nn
 
+from fst.backends.choice import compute
 from fst.backends.timing import compare
 from fst.basics.arguments import positive
 from fst.lab.document import Document
 from fst.lab.figures import COLOURS, INK
 from fst.lab.model import amp_dtype
-from fst.ops.prune import prune_grad_output, prune_weight
+from fst.ops.operands import PruneWeight
+from fst.ops.prune import prune_grad_output
 from fst.rules import masks
 from fst.rules.alternating import Alternating
 from fst.rules.nm import NM
@@ -77,7 +79,8 @@ def pruning_functions(
 
     def weights(some: list[nn.Conv2d], strategy: Strategy) -> None:
         for layer in some:
-            prune_weight(layer.weight, strategy, layer.groups, dtype or layer.weight.dtype)
+            weight = layer.weight.detach()
+            compute(PruneWeight(weight, strategy, layer.groups, dtype or weight.dtype))
 
     def gradients(some: list[tuple[nn.Conv2d, Tensor]], gemm: str) -> None:
         for layer, grad_output in some:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fst.backends.choice import current_record
 from fst.backends.record import Record
 from fst.ops.arguments import IntPair, check_tensors, compute_dtype, padded_geometry
 from fst.ops.conv import Call, convolve_pruned, images_of_rows, rows_of_images
@@ -92,10 +91,8 @@ def _convolve(
     if not isinstance(strategy, Strategy):
         strategy = default_strategy(strategy)
     dtype = compute_dtype(input, weight, bias)
-    record = Record() if torch.compiler.is_compiling() else current_record()
-    counts = bool(record.shares)  # of earlier calls
-    plan = CallPlan(strategy, geometry, dtype, record, trains=True)
+    plan = CallPlan(strategy, geometry, dtype, Record(), trains=True)
     pruned = plan.prune(weight.detach(), generator)
     draws = draws_of(strategy, input, generator)
-    call = Call(plan, pruned, draws, strategy.gradient_decay, counts)
+    call = Call(plan, pruned, draws, strategy.gradient_decay)
     return convolve_pruned(input, weight, bias, call)

@@ -8,16 +8,14 @@ else                 →  the candidate that is predicted to be the fastest
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import math
 import os
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -37,25 +35,16 @@ CAPTURED = "not measured: a graph is captured"
 VARIABLE = "FST_AUTOTUNE"
 
 
-class LayerKey(NamedTuple):
-    """Key of an operation: all that its time depends on, except for the machine and the zeros.
+Key = tuple[tuple[Any, ...], tuple[Any, ...]]
 
-    Attributes:
-        tensors: shape, strides and dtype of each operand.
+
+def key_of(*tensors: Tensor, options: tuple[Any, ...] = ()) -> Key:
+    """The `Operands.key` of these tensors: shape, strides and dtype of each, and ``options``.
+
+    Args:
         options: whatever else counts, as plain numbers, strings, dtypes and tuples of them.
     """
-
-    tensors: tuple[tuple[torch.Size, tuple[int, ...], torch.dtype], ...]
-    options: tuple[Any, ...] = ()
-
-    @classmethod
-    def of(cls, *tensors: Tensor, options: tuple[Any, ...] = ()) -> LayerKey:
-        """The key of an operation on these operands."""
-        return cls(tuple([(t.shape, t.stride(), t.dtype) for t in tensors]), options)
-
-    def text(self, operation: str) -> str:
-        """The key of an operation as JSON."""
-        return json.dumps([operation, *self], default=str)
+    return tuple([(t.shape, t.stride(), t.dtype) for t in tensors]), options
 
 
 @dataclass(slots=True)
@@ -87,8 +76,8 @@ class Operands:
         """True where a counted operand is wholly zero: such times say nothing about other ones."""
         return False
 
-    def key(self) -> LayerKey:
-        """All that the time of a run depends on, except for zeros."""
+    def key(self) -> Key:
+        """All that the time of a run depends on, except for the machine and zeros: see `key_of`."""
         raise TypeError(f"{type(self).__name__} has no key.")
 
     def without_draws(self) -> Any:
@@ -104,37 +93,13 @@ class Operands:
         return self, 1.0
 
 
-class _Running(threading.local):
-    record: Record | None = None
-
-
-_RUNNING = _Running()
-
-
-@contextlib.contextmanager
-def recording(record: Record) -> Iterator[None]:
-    """Inside the block, calls of `fst.sparse_conv2d` in this thread note decisions in ``record``
-    and choose by its times.
-    """
-    before, _RUNNING.record = _RUNNING.record, record
-    try:
-        yield
-    finally:
-        _RUNNING.record = before
-
-
-def current_record() -> Record:
-    """The record of the `recording` that this thread is in, or a new one."""
-    return _RUNNING.record or Record()
-
-
 def choose(
     operands: Operands, record: Record | None = None, only: tuple[str, ...] = ()
 ) -> tuple[Callable[[Any], Any], Decision]:
     """The function that computes operands of this form, and the decision, which is recorded.
 
     Args:
-        record: by whose times it chooses; None: `current_record`.
+        record: by whose times it chooses; None: by a new one's.
         only: names of the backends to choose from, where one of them can compute it.
 
     Raises:
@@ -147,7 +112,7 @@ def choose(
     if torch.compiler.is_compiling():
         backend = _cheapest(found, operands)
         return backend.plan(operands), Decision(operands.operation, backend.name, "")
-    record = current_record() if record is None else record
+    record = Record() if record is None else record
     by_name = {backend.name: backend for backend in found}
     decision = _decide(operands, by_name, reasons, record)
     backend = by_name[decision.backend]
@@ -208,7 +173,7 @@ def _decide(
         return Decision(operation, predicted, "not measured: all is zero")
     default = DENSE if DENSE in found else predicted
     costs = {name: backend.cost(operands) for name, backend in found.items()}
-    key = operands.key().text(operation)
+    key = json.dumps([operation, *operands.key()], default=str)
     times = record.times.get(key, {})
     if not found.keys() <= times.keys():
         if usual := _usual(record, operands, costs, default):

@@ -67,9 +67,8 @@ class Backend:
 
 
 _BACKENDS: dict[tuple[str, str], Backend] = {}
-_FORCED: dict[str, str] = {}
-_PREFERRED: dict[str, str] = {}
-demands: tuple[object, ...] = ()  # what `force` and `prefer` name now
+# What `force` and `prefer` name now: operation, and a backend with True if it is forced.
+demands: tuple[tuple[str, tuple[str, bool]], ...] = ()
 
 
 def register_operation(name: str, computes: str) -> None:
@@ -104,16 +103,10 @@ def backend(operation: str, name: str) -> Backend:
     Raises:
         ValueError: unknown operation or name.
     """
-    found = known(operation, name)
-    if found is None:
-        names = [b.name for b in backends(operation)]
-        raise ValueError(f"{operation}={name!r} is no backend of it.{suggest(name, names)}")
-    return found
-
-
-def known(operation: str, name: str) -> Backend | None:
-    """`backend`, or None where there is none of that name."""
-    return _BACKENDS.get((operation, name))
+    found = {b.name: b for b in backends(operation)}
+    if name not in found:
+        raise ValueError(f"{operation}={name!r} is no backend of it.{suggest(name, found)}")
+    return found[name]
 
 
 @contextlib.contextmanager
@@ -130,34 +123,31 @@ def force(**names: str) -> Iterator[None]:
         RuntimeError: the backend cannot run here; the message says why. A call whose operands the
             backend refuses raises it too, with the reason of every backend.
     """
-    with _naming(_FORCED, names):
+    with _demanding(names, forced=True):
         yield
 
 
 @contextlib.contextmanager
 def prefer(**names: str) -> Iterator[None]:
     """`force` where the backends can compute the operands at hand; elsewhere the usual choice."""
-    with _naming(_PREFERRED, names):
+    with _demanding(names, forced=False):
         yield
 
 
 @contextlib.contextmanager
-def _naming(named: dict[str, str], names: dict[str, str]) -> Iterator[None]:
+def _demanding(names: dict[str, str], *, forced: bool) -> Iterator[None]:
+    global demands
     for operation, name in names.items():
         _check_usable(operation, name)
-    before = dict(named)
-    _name(named, {**named, **names})
+    before, now = demands, dict(demands)
+    for operation, name in names.items():
+        if forced or not now.get(operation, ("", False))[1]:
+            now[operation] = name, forced
+    demands = tuple(now.items())
     try:
         yield
     finally:
-        _name(named, before)
-
-
-def _name(named: dict[str, str], names: dict[str, str]) -> None:
-    global demands
-    named.clear()
-    named.update(names)
-    demands = (*_FORCED.items(), None, *_PREFERRED.items()) if _FORCED or _PREFERRED else ()
+        demands = before
 
 
 def demanded(operation: str) -> tuple[str, bool]:
@@ -173,8 +163,10 @@ def demanded(operation: str) -> tuple[str, bool]:
         names = parse(text, VARIABLE)
         for of, name in names.items():
             _check_usable(of, name)
-    forced = _FORCED.get(operation, names.get(operation, ""))
-    return forced or _PREFERRED.get(operation, ""), bool(forced)
+    name, forced = dict(demands).get(operation, ("", False))
+    if not forced and operation in names:
+        return names[operation], True
+    return name, forced
 
 
 # torch.compiler.assume_constant_result, which would import torch._dynamo and with it triton

@@ -43,8 +43,8 @@ def refuse_flat_weight(layer: nn.Module, name: str) -> None:
 
 
 def refuse_endless_step(name: str, strategy: Strategy, transient: TransientState) -> None:
-    """Raise RuntimeError where gradients are remembered and no step ever ends."""
-    if transient.calls >= MOST_CALLS and strategy.has_memory:
+    """Raise RuntimeError where no step ever ends, of a strategy that remembers gradients."""
+    if transient.calls >= MOST_CALLS:
         raise UsageError(
             f"layer {name!r} was called {transient.calls} times in training without a step of an "
             f"optimizer that holds its weight; {strategy.name!r} tells steps apart by that."

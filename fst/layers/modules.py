@@ -165,32 +165,30 @@ class SparseLayer(PrunableWeight):
         return LayerPlan(
             plan=CallPlan(strategy, geometry, dtype, self.state.record, trains=trains),
             held=self.strategy,
-            trains=trains,
             is_plain=type(self)._maps is SparseLayer._maps and padded is maps,
             multiplies_own=stored and multiplied is weight,
             remembers_mask=bool(trains and stored and strategy.decay and weight.requires_grad),
             decay=strategy.gradient_decay if trains and not stored else 0.0,
             remembers=strategy.has_memory and weight.requires_grad,  # else there are no steps
-            draws=strategy.has_draws,
             keeps_mask=strategy.keeps_masks or self.state.kept_mask is not None,
         )
 
     def _run(self, known: LayerPlan, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The layer's output, and the notes of a training call."""
         state, transient, plan = self.state, self.transient, known.plan
-        record = state.record
-        if known.trains:
+        record, strategy = state.record, plan.strategy
+        if plan.trains:
             if input.is_cuda and is_capturing():
                 is_seeded = state.seed is not None
                 checks.refuse_capture(self.layer_name, self.strategy, is_seeded=is_seeded)
             if known.remembers:
-                checks.refuse_endless_step(self.layer_name, self.strategy, transient)
+                checks.refuse_endless_step(self.layer_name, strategy, transient)
             transient.calls += 1
             record.decisions.update(plan.decisions)
         is_dense = plan.dense_since < state.step and not record.counting
-        if is_dense and plan.strategy.only_samples and forward_ad._current_level < 0:
+        if is_dense and strategy.only_samples and forward_ad._current_level < 0:
             output = self.dense_class.forward(self, input)
-            if output.requires_grad and not plan.strategy.prunes_only_weights:
+            if output.requires_grad and not strategy.prunes_only_weights:
                 output.register_hook(self._refuse_double_backward)
             return output
         multiplied = weight
@@ -198,15 +196,14 @@ class SparseLayer(PrunableWeight):
             multiplied = self._as_conv(self._multiplied(weight))
         maps = input if known.is_plain else self._geometry(self._maps(input), multiplied)[0]
         if transient.frozen_block is None and not known.keeps_mask:
-            drawn = known.draws and plan.strategy.draws_masks
-            generator = self.seeded_generator(weight.device) if drawn else None
+            generator = self.seeded_generator(weight.device) if strategy.draws_masks else None
             pruned = plan.prune(multiplied.detach(), generator)
         else:
-            pruned = self._pruned(plan, multiplied, trains=known.trains)
+            pruned = self._pruned(plan, multiplied, trains=plan.trains)
         if known.remembers_mask:
             transient.decay_mask = weight, weight._version, pruned.mask
-        draws = self._draws(input, known.trains) if known.draws else NOTHING_DRAWN
-        counts = known.trains and record.counting and transient.calls == 1
+        draws = self._draws(input, plan.trains) if strategy.has_draws else NOTHING_DRAWN
+        counts = plan.trains and record.counting and transient.calls == 1
         call = Call(plan, pruned, draws, known.decay, counts, state.step, is_dense)
         output = convolve_pruned(maps, multiplied, bias, call)
         return output if known.is_plain else self._result(output, input)

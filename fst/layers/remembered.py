@@ -26,25 +26,21 @@ class LayerPlan(NamedTuple):
     Attributes:
         plan: of the op.
         held: the layer's strategy, whose identity is part of the form.
-        trains: whether the calls are part of training steps.
         is_plain: whether the op takes the input, and the layer returns the result, as they are.
         multiplies_own: whether the weight is pruned as it is stored.
         remembers_mask: whether the decay waits for the optimizer's step.
         decay: λ that the op adds to grad_weight: only a computed weight has no step of its own.
         remembers: whether gradients of earlier steps are kept for later ones.
-        draws: whether rules draw random numbers or remember gradients.
         keeps_mask: whether a mask may be kept for several steps.
     """
 
     plan: CallPlan
     held: Strategy
-    trains: bool
     is_plain: bool
     multiplies_own: bool
     remembers_mask: bool
     decay: float
     remembers: bool
-    draws: bool
     keeps_mask: bool
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from fst.backends.choice import LayerKey, Operands, draw_seed
+from fst.backends.choice import Key, Operands, draw_seed, key_of
+from fst.backends.record import Record
 from fst.ops.geometry import Geometry, output_shape, positions_of
 from fst.ops.positions import draw
 from fst.ops.positions.lists import Lists
@@ -30,42 +31,59 @@ class Zeros(NamedTuple):
     grad_output: float = 0.0
 
 
-NO_ZEROS = Zeros()
+@dataclass(slots=True)
+class _Product(Operands):
+    """Base class of the operands of products.
+
+    Attributes:
+        weight: (Cout, Cin/groups, kh, kw), as the product takes it; for dW only its shape and
+            memory format count.
+        zeros: of the operands that are multiplied.
+    """
+
+    weight: Tensor
+    geometry: Geometry
+    zeros: Zeros = field(default=Zeros(), kw_only=True)
+
+    @property
+    def device(self) -> torch.device:
+        return self.weight.device
+
+    @property
+    def is_all_zero(self) -> bool:
+        return 1 in self.zeros
+
+    @property
+    def positions(self) -> int:
+        """Output positions of the batch."""
+        raise NotImplementedError
+
+    @property
+    def multiply_adds(self) -> int:
+        """Those of the dense product."""
+        return self.positions * self.weight.numel()
 
 
 @dataclass(slots=True)
-class Output(Operands):
+class Output(_Product):
     """Y = W·X + bias of a convolution.
 
     Attributes:
         input: (N, Cin, H, W).
-        weight: (Cout, Cin/groups, kh, kw), pruned already.
         bias: (Cout,) or None.
     """
 
     operation = kind = "output"
     input: Tensor
-    weight: Tensor
     bias: Tensor | None
-    geometry: Geometry
-    zeros: Zeros = NO_ZEROS
 
     @property
-    def device(self) -> torch.device:
-        return self.input.device
-
-    @property
-    def is_all_zero(self) -> bool:
-        return 1 in (self.zeros.weight, self.zeros.input)
-
-    @property
-    def multiply_adds(self) -> int:
-        """Those of the dense product."""
+    def positions(self) -> int:
         samples, _, *size = output_shape(self.input.shape, self.weight.shape, self.geometry)
-        return samples * math.prod(size) * self.weight.numel()
+        return samples * math.prod(size)
 
-    def key(self) -> LayerKey:
-        return LayerKey.of(
+    def key(self) -> Key:
+        return key_of(
             *(self.input, self.weight), options=(self.bias is not None, *self.geometry.form)
         )
 
@@ -75,32 +93,18 @@ class Output(Operands):
 
 
 @dataclass(slots=True)
-class _Backward(Operands):
+class _Backward(_Product):
     """Base class of the gradients' operands.
 
     Attributes:
         grad_output: (N, Cout, P, Q), pruned already.
-        weight: (Cout, Cin/groups, kh, kw), as grad_input multiplies with it; for dW only its shape
-            and memory format count.
     """
 
     grad_output: Tensor
-    weight: Tensor
-    geometry: Geometry
-
-    @property
-    def device(self) -> torch.device:
-        return self.grad_output.device
 
     @property
     def positions(self) -> int:
-        """Output positions of the batch."""
         return positions_of(self.grad_output)
-
-    @property
-    def multiply_adds(self) -> int:
-        """Those of the dense product."""
-        return self.positions * self.weight.numel()
 
 
 @dataclass(slots=True)
@@ -114,15 +118,10 @@ class GradInput(_Backward):
     operation = kind = "grad_input"
     input_shape: torch.Size
     input: Tensor | None = None
-    zeros: Zeros = NO_ZEROS
 
-    @property
-    def is_all_zero(self) -> bool:
-        return 1 in (self.zeros.weight, self.zeros.grad_output)
-
-    def key(self) -> LayerKey:
+    def key(self) -> Key:
         options = (tuple(self.input_shape), *self.geometry.form)
-        return LayerKey.of(self.grad_output, self.weight, options=options)
+        return key_of(self.grad_output, self.weight, options=options)
 
     def first_samples(self: _OwnInput, count: int) -> tuple[_OwnInput, float]:
         maps = self.grad_output[:count]
@@ -149,10 +148,10 @@ class DrawnGradInput(GradInput):
         """The number of drawn positions."""
         return draw.count_of(self.rule.density, self.positions)
 
-    def key(self) -> LayerKey:
+    def key(self) -> Key:
         own = (str(self.rule), self.kept, self.lists.is_drawn)
         tensors, options = GradInput.key(self)
-        return LayerKey(tensors, (*own, *options))
+        return tensors, (*own, *options)
 
     def without_draws(self) -> DrawnGradInput:
         return self if self.lists.is_drawn else replace(self, lists=self.lists.fresh())
@@ -181,15 +180,10 @@ class GradWeight(_Backward):
     input: Tensor
     joint: bool = False
     bias: bool = False
-    zeros: Zeros = NO_ZEROS
 
-    @property
-    def is_all_zero(self) -> bool:
-        return 1 in (self.zeros.input, self.zeros.grad_output)
-
-    def key(self) -> LayerKey:
+    def key(self) -> Key:
         options = (self.kind, self.joint, *self._options(), *self.geometry.form)
-        return LayerKey.of(self.grad_output, self.input, self.weight, options=options)
+        return key_of(self.grad_output, self.input, self.weight, options=options)
 
     def _options(self) -> tuple[Any, ...]:
         return ()
@@ -246,11 +240,16 @@ class FixedGradWeight(GradWeight):
 
 @dataclass(slots=True, kw_only=True)
 class PrunedGradWeight(GradWeight):
-    """dW from the input's columns im2col(X), which a rule prunes."""
+    """dW from the input's columns im2col(X), which a rule prunes.
+
+    Attributes:
+        record: by whose times each call chooses the pruning's backend.
+    """
 
     kind = "pruned_grad_weight"
     rule: Rule
     generator: torch.Generator | None
+    record: Record
 
     @property
     def draws(self) -> bool:
@@ -262,7 +261,8 @@ class PrunedGradWeight(GradWeight):
 
 @dataclass(slots=True)
 class PruneWeight(Operands):
-    """S(W) and S(Wᵀ) of a weight (Cout, Cin/groups, kh, kw), cast to ``dtype``.
+    """S(W) and S(Wᵀ) of a weight (Cout, Cin/groups, kh, kw), selected as it is stored, then cast to
+    ``dtype``.
 
     Attributes:
         mask: replaces that of the output GEMM, where one is kept for several steps.
@@ -285,9 +285,9 @@ class PruneWeight(Operands):
     def device(self) -> torch.device:
         return self.weight.device
 
-    def key(self) -> LayerKey:
+    def key(self) -> Key:
         options = (*self.strategy.weight_texts, self.groups, self.dtype, self.mask is None)
-        return LayerKey.of(self.weight, options=options)
+        return key_of(self.weight, options=options)
 
 
 @dataclass(slots=True)
@@ -324,8 +324,8 @@ class PruneMaps(Operands):
         """Return the seed of a kernel's draw; None for a rule that draws nothing."""
         return draw_seed(self.generator, self.maps.device) if self.draws else None
 
-    def key(self) -> LayerKey:
-        return LayerKey.of(self.maps, options=(*self.pattern, self.groups, self.across is None))
+    def key(self) -> Key:
+        return key_of(self.maps, options=(*self.pattern, self.groups, self.across is None))
 
 
 class PruneColumns(PruneMaps):

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fst.backends.choice import LayerKey, Operands
+from fst.backends.choice import Key, Operands, key_of
 from fst.ops.backends.zeros_weight import ACTIVATIONS
 from fst.ops.geometry import Geometry
 
@@ -87,7 +87,7 @@ class Packed(Operands):
     def device(self) -> torch.device:
         return self.input.device
 
-    def key(self) -> LayerKey:
+    def key(self) -> Key:
         tensors, options = [self.input], []
         for of in filter(None, (self.weight, self.before, self.behind)):
             tensors.append(of.folded.weight)
@@ -95,7 +95,7 @@ class Packed(Operands):
             options.append((of.activation, of.zeros, has_bias, *of.geometry.form))
         if self.residual is not None:
             tensors.append(self.residual)
-        return LayerKey.of(*tensors, options=(self.before is not None, *options))
+        return key_of(*tensors, options=(self.before is not None, *options))
 
 
 @dataclass(slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fst.backends import registry
-from fst.backends.choice import CAPTURED, DENSE, choose, recording
+from fst.backends.choice import CAPTURED, DENSE, choose
 from fst.backends.record import Decision, Record
 from fst.basics.errors import UsageError
 from fst.ops.arguments import UNTRACEABLE
@@ -156,7 +156,7 @@ class CallPlan:
 
     def output(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Y = W·X + bias."""
-        operands = Output(input, weight, bias, self.geometry)
+        operands = Output(weight, self.geometry, input, bias)
         found = self._runs.get("output")
         if found is None:
             zeros = Zeros(self._share("weight", weight), self._share("input", input))
@@ -182,9 +182,7 @@ class CallPlan:
             run, decision = choose(operands)
             return run, decision.backend == DENSE
         self._has_chosen = True
-        return self._keep(where, *choose(operands, self.record))
-
-    def _keep(self, where: Any, run: Run, decision: Decision) -> tuple[Run, bool]:
+        run, decision = choose(operands, self.record)
         found = run, decision.backend == DENSE
         if decision.reason != CAPTURED:  # it is measured as soon as it can be
             self._runs[where] = found
@@ -247,7 +245,7 @@ class CallPlan:
 
         # The GEMMs: where dX draws nothing, its backend is chosen first, as the library computes
         # both gradients by one call; where it draws, dW comes first, whose list then serves dX too.
-        shape = (dy_input, weight, geometry, input_shape, input)
+        shape = (weight, geometry, dy_input, input_shape, input)
         of_input, is_dense = GradInput(*shape), False
         draws_input = lists is not None and self._draws_input is not None
         run: Run | None = None
@@ -283,7 +281,7 @@ class CallPlan:
         self, grad_output: Tensor, input: Tensor, weight: Tensor, draws: Draws, lists: Lists | None
     ) -> GradWeight:
         """The operands of dW, of the kind that the strategy's rule needs."""
-        maps, rule = (grad_output, weight, self.geometry, input), self.strategy.grad_weight
+        maps, rule = (weight, self.geometry, grad_output, input), self.strategy.grad_weight
         if self._draws_weight is not None and lists is not None:
             return DrawnGradWeight(*maps, rule=self._draws_weight, lists=lists)
         if rule is None or rule.operand != "input":
@@ -296,7 +294,8 @@ class CallPlan:
             if not torch.compiler.is_compiling():
                 self._lattices[where] = lattices
         if lattices is None:
-            return PrunedGradWeight(*maps, rule=rule, generator=draws.generator)
+            by = self.record
+            return PrunedGradWeight(*maps, rule=rule, generator=draws.generator, record=by)
         if not lattices:
             return GradWeight(*maps)
         return FixedGradWeight(*maps, rule=rule, phase=draws.phase, lattices=lattices)
@@ -326,16 +325,7 @@ class CallPlan:
             if type(operands) is GradWeight and rule is not None and rule.operand == "input":
                 decision = self.decisions["grad_weight"]._replace(reason=TOO_SMALL)
                 self.decisions["grad_weight"] = self.record.decisions["grad_weight"] = decision
-            if isinstance(operands, PrunedGradWeight):  # it chooses a pruning in each call
-                found = self._runs[where] = self._recording(found[0]), found[1]
         return found
-
-    def _recording(self, run: Run) -> Run:
-        def recorded(operands: Any) -> Any:
-            with recording(self.record):
-                return run(operands)
-
-        return recorded
 
     def _pruned(
         self, grad_output: Tensor, rule: Rule, gemm: str, form: Any, draws: Draws

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from fst.backends.choice import compute
+from fst.backends.record import Record
 from fst.ops import cpp
-from fst.ops.operands import PruneColumns, PruneMaps, PruneWeight
+from fst.ops.operands import PruneColumns, PruneMaps
 from fst.rules.masks import remove_kept
 from fst.rules.rule import Rule
-from fst.rules.strategy import Strategy
 
 
 class PrunedWeight(NamedTuple):
@@ -64,26 +64,6 @@ def _kernel_adds(target: Tensor, weight: Tensor, mask: Tensor) -> bool:
     return True
 
 
-def prune_weight(
-    weight: Tensor,
-    strategy: Strategy,
-    groups: int,
-    dtype: torch.dtype,
-    generator: torch.Generator | None = None,
-    mask: Tensor | None = None,
-) -> PrunedWeight:
-    """S(W) and S(Wᵀ) of ``strategy``, selected on ``weight`` as stored and then cast to ``dtype``.
-
-    ``mask`` replaces that of the output GEMM, where one is kept for several steps.
-    """
-    weight = weight.detach()
-    if strategy.output is None and not is_of_weight(strategy.grad_input):
-        dense = weight if weight.dtype == dtype else weight.to(dtype)
-        return PrunedWeight(dense, dense, None)
-    found: PrunedWeight = compute(PruneWeight(weight, strategy, groups, dtype, generator, mask))
-    return found
-
-
 def is_of_weight(rule: Rule | None) -> TypeGuard[Rule]:
     """True for a rule that prunes the weight."""
     return rule is not None and rule.operand == "weight"
@@ -125,13 +105,15 @@ def maps_to_prune(
     return operands
 
 
-def prune_columns(columns: Tensor, rule: Rule, generator: torch.Generator | None) -> Tensor:
-    """`Rule.prune_columns` by the backend that is chosen."""
+def prune_columns(
+    columns: Tensor, rule: Rule, generator: torch.Generator | None, record: Record | None = None
+) -> Tensor:
+    """`Rule.prune_columns` by the backend that is chosen by the times in ``record``."""
     along = rule.pattern_of_positions("grad_weight")
     if along is None:
         return rule.prune_columns(columns, generator)
     maps = (columns, rule, "grad_weight", 1, generator, None, along, _across(columns))
-    found: Tensor = compute(PruneColumns(*maps))
+    found: Tensor = compute(PruneColumns(*maps), record)
     return found
 
 

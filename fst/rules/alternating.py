@@ -101,8 +101,8 @@ class Alternating(Rule):
         return self.phase == "random"
 
     @property
-    def summed_block(self) -> tuple[int, int]:
-        return self.block if self.restore else (1, 1)
+    def sums_positions(self) -> bool:
+        return self.restore
 
     @property
     def density(self) -> float:

@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.library import custom_op
 
-from fst.basics.text import suggest
-from fst.basics.values import is_integer
+from fst.basics.values import is_integer, one_of
 
 MAX_M = 32
 CPU_BLOCK = 2**22  # elements
@@ -180,10 +179,7 @@ def check_rule(tensor: Tensor, rule: str) -> None:
     if tensor.dtype not in INTEGERS:
         allowed = ", ".join(map(str, INTEGERS))
         raise TypeError(f"tensor has dtype {tensor.dtype}; allowed are floating point: {allowed}.")
-    if rule not in ("magnitude", "random"):
-        raise ValueError(
-            f"rule={rule!r} is not a mask rule.{suggest(rule, ('magnitude', 'random'))}"
-        )
+    one_of("rule", rule, ("magnitude", "random"))
 
 
 def _random_like(tensor: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -157,12 +157,9 @@ class Rule:
         return 1
 
     @property
-    def summed_block(self) -> tuple[int, int] | None:
-        """Size of the blocks of positions that `summed` sums; (1, 1): it sums nothing.
-
-        None: `summed` does something else, which no kernel computes.
-        """
-        return None
+    def sums_positions(self) -> bool:
+        """False if `summed` takes grad_output at the kept positions as it is."""
+        return True
 
     def pattern(self, gemm: str) -> Pattern | None:
         """The rule as N:M along channels in ``gemm``; None if it is something else."""

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeGuard
 import torch
 from torch import Tensor
 
-from fst.basics.values import is_number, one_of
+from fst.basics.values import check_number, one_of
 from fst.rules.rule import Rule
 
 UNIT = 2**31  # a probability of 1, in the integers that a draw counts with
@@ -53,7 +53,7 @@ class Sampled(Rule):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("center", self.center, (True, False))
-        check_share("keep", self.keep)
+        check_number("keep", self.keep, "(0, 1]")
 
     def scores(
         self, grad_output: Tensor, column_norms: Callable[[], Tensor] | None = None
@@ -110,12 +110,6 @@ class Sampled(Rule):
 def samples(rule: Rule | None) -> TypeGuard[Sampled]:
     """True for a rule that draws output positions."""
     return rule is not None and rule.samples
-
-
-def check_share(name: str, value: object) -> None:
-    """Raise ValueError unless ``value`` is a share of the positions, in (0, 1]."""
-    if not is_number(value) or not 0 < value <= 1:
-        raise ValueError(f"{name}={value!r} must be a share of the positions, in (0, 1].")
 
 
 def _lengths(scores: Tensor, count: int) -> Tensor:

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from fst.basics.values import check_integer, check_number, one_of
 from fst.rules import masks
@@ -104,12 +105,14 @@ class DropAndGrow(HeldMasks):
         """Drop the smallest share of the connections; grow as many by the gradient's magnitude."""
         weight, mask = layer.weight_as_conv().detach(), layer.state.kept_mask
         assert mask is not None  # kept from `start` on
-        gradient = layer.gradient_as_conv()
         connections = int(mask.sum())
         replaced = int(fraction * connections)
         kept = masks.largest_mask(weight.abs().masked_fill(~mask, -1), connections - replaced)
-        grown = masks.largest_mask(gradient.abs().masked_fill(kept, -1), replaced)
-        layer.set_mask(kept | grown)
+        layer.set_mask(self.grown(layer, kept, layer.gradient_as_conv().abs(), replaced))
+
+    def grown(self, layer: PrunedLayer, kept: Tensor, scores: Tensor, count: int) -> Tensor:
+        """The mask of what is kept, and of the ``count`` others of largest scores."""
+        return kept | masks.largest_mask(scores.masked_fill(kept, -1), count)
 
     def __str__(self) -> str:
         replaced = f"{self.alpha:g} replaced every {self.interval} steps"
@@ -129,18 +132,11 @@ class DropAndGrowInGroups(DropAndGrow):
             layer.set_mask(drawn.weight_mask(weight, "output", layer.conv_groups, generator))
         hold_at_zero(layers, run)
 
-    def replace(self, layer: PrunedLayer, fraction: float) -> None:
-        """Of the layer's connections the share that is smallest leaves;
-        each group grows as many as it loses, by the gradient's magnitude.
-        """
-        weight, mask = layer.weight_as_conv().detach(), layer.state.kept_mask
-        assert mask is not None  # kept from `start` on
-        rule, gradient = layer.strategy.output, layer.gradient_as_conv()
-        count = int(fraction * int(mask.sum()))
-        kept = masks.largest_mask(weight.abs().masked_fill(~mask, -1), int(mask.sum()) - count)
-        scores = gradient.abs()
+    def grown(self, layer: PrunedLayer, kept: Tensor, scores: Tensor, count: int) -> Tensor:
+        """Each group grows as many as it loses."""
         first = scores.amax() + 1  # what stays is before all that could grow
-        layer.set_mask(rule.weight_mask(scores + first * kept, "output", layer.conv_groups))
+        rule = layer.strategy.output
+        return rule.weight_mask(scores + first * kept, "output", layer.conv_groups)
 
     def __str__(self) -> str:
         return super().__str__().replace("erk masks", "N:M masks")

@@ -8,7 +8,8 @@ and compares. VCAS (Wang et al., ICLR 2024) samples tokens for linear layers in 
 
 from dataclasses import replace
 
-from fst.rules.sampled import Sampled, check_share
+from fst.basics.values import check_number
+from fst.rules.sampled import Sampled
 from fst.rules.strategy import Strategy
 from fst.strategies.fst import fst_w
 from fst.strategies.registry import register_strategy
@@ -29,7 +30,7 @@ def sampled(
     dX exact. Where ``grad_input`` equals ``keep``, one list of positions serves both.
     """
     if grad_input is not None:
-        check_share("grad_input", grad_input)
+        check_number("grad_input", grad_input, "(0, 1]")
     return Strategy(
         "sampled",
         grad_input=None if grad_input is None else Sampled(keep=grad_input),

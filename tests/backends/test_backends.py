@@ -18,7 +18,7 @@ import fst
 from fst import backends
 from fst.backends import Record, choice, compute, registry, sources, store
 from fst.backends import record as record_of_layers
-from fst.backends.choice import LayerKey
+from fst.backends.choice import Key, key_of
 
 CPU = torch.device("cpu")
 
@@ -46,8 +46,8 @@ class Number:
     trains = True
     device = CPU
 
-    def key(self) -> LayerKey:
-        return LayerKey.of(torch.empty(2, self.size))
+    def key(self) -> Key:
+        return key_of(torch.empty(2, self.size))
 
     def without_draws(self) -> Number:
         return self

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 import fst
-from fst.ops.prune import prune_weight
+from fst.backends.choice import compute
+from fst.ops.operands import PruneWeight
 from tests.campaign.shared import Checks
 from tests.cases import TOLERANCE
 from tests.oracle.conv import reference_operands
@@ -62,7 +63,7 @@ def _check(groups: int, dtype: torch.dtype, n: int, m: int, draw: random.Random)
     weight = FAMILIES[family](weight)
     if draw.random() < 0.4:
         weight = weight.contiguous(memory_format=torch.channels_last)
-    pruned = prune_weight(weight, strategy, groups, dtype)
+    pruned = compute(PruneWeight(weight, strategy, groups, dtype))
     images, grads = (
         torch.zeros(1, weight.shape[1] * groups, *kernel),
         torch.zeros(1, len(weight), 1, 1),

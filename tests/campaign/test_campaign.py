@@ -9,8 +9,8 @@ import torch
 
 import fst.api.export
 from fst.layers.remembered import FrozenBlock
+from fst.ops.operands import PruneWeight
 from fst.ops.plan import CallPlan
-from fst.ops.prune import prune_weight
 from fst.rules.sampled import Positions, Sampled
 from tests.campaign import __main__ as campaign
 from tests.campaign import masks
@@ -95,8 +95,8 @@ FAULTS = {
     "choice/mean-0": (Sampled, "choose", _unweighted(Sampled.choose), "mean is .* off"),
     "masks/3-float32-2:4-?": (
         masks,
-        "prune_weight",
-        lambda weight, strategy, groups, dtype: prune_weight(weight, strategy, 1, dtype),
+        "PruneWeight",
+        lambda weight, strategy, groups, dtype: PruneWeight(weight, strategy, 1, dtype),
         "S",
     ),
 }

@@ -12,10 +12,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import fst
 from fst import NM, Strategy, backends
 from fst.backends import sources
+from fst.backends.choice import compute
 from fst.ops import cpp
 from fst.ops.backends import prune_cpp
 from fst.ops.operands import PruneMaps, PruneWeight
-from fst.ops.prune import prune_columns, prune_grad_output, prune_weight
+from fst.ops.prune import prune_columns, prune_grad_output
 from fst.rules.rule import Pattern
 from tests.kernels.values import awkward, bits, concentrated, of_patterns
 
@@ -33,8 +34,8 @@ def _with_torch(function, *arguments):
 
 def _assert_same_weights(weight: Tensor, strategy: Strategy, groups: int, dtype: torch.dtype):
     with fst.backends.force(prune_weight="cpp"):
-        pruned = prune_weight(weight, strategy, groups, dtype)
-    expected = _with_torch(prune_weight, weight, strategy, groups, dtype)
+        pruned = compute(operands := PruneWeight(weight, strategy, groups, dtype))
+    expected = _with_torch(compute, operands)
     assert torch.equal(bits(pruned.output), bits(expected.output))
     assert torch.equal(bits(pruned.grad_input), bits(expected.grad_input))
     assert (pruned.mask is None) == (expected.mask is None)

@@ -7,9 +7,9 @@ import torch
 
 from fst import backends
 from fst.backends import sources
+from fst.backends.choice import compute
 from fst.ops.backends import prune_triton as ops
 from fst.ops.operands import PruneWeight
-from fst.ops.prune import prune_weight
 from tests.kernels.values import Pattern, awkward, bits, of_patterns
 
 # shape, groups, memory format: channels divisible by four or not, taps or not, groups, short ones
@@ -54,9 +54,8 @@ def test_bits_equal_the_operators(output, grad_input, device):
     kernels, jobs = _jobs(output, grad_input, dtype, device)
     kernels.prune(jobs, output, grad_input)
     for job in jobs:
-        expected = prune_weight(
-            job.weight.cpu(), of_patterns(output, grad_input), job.groups, dtype
-        )
+        strategy = of_patterns(output, grad_input)
+        expected = compute(PruneWeight(job.weight.cpu(), strategy, job.groups, dtype))
         if output:
             assert torch.equal(bits(job.output), bits(expected.output))
             assert torch.equal(job.mask.cpu(), expected.mask)
@@ -74,7 +73,7 @@ def test_a_plan_prunes_other_weights_of_its_kind(device):
         for weight in (job.weight.neg().roll(1, 0), moved.copy_(job.weight.roll(1, 1))):
             run(job._replace(weight=weight))
             strategy = of_patterns((2, 4), (2, 4))
-            expected = prune_weight(weight.cpu(), strategy, job.groups, torch.bfloat16)
+            expected = compute(PruneWeight(weight.cpu(), strategy, job.groups, torch.bfloat16))
             assert torch.equal(bits(job.output), bits(expected.output))
             assert torch.equal(bits(job.grad_input), bits(expected.grad_input))
             assert torch.equal(job.mask.cpu(), expected.mask)

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch.autograd import forward_ad
 
 import fst
-from fst.ops.prune import prune_weight
+from fst.backends.choice import compute
+from fst.ops.operands import PruneWeight
 from tests.cases import CASES, Case, case, error, leaves_of, run
 from tests.networks import attach
 from tests.oracle.conv import reference_conv2d
@@ -139,7 +140,7 @@ def test_gradients_have_derivatives_where_weights_alone_are_pruned(row):
             tangent(sparse)
         return
     groups, dtype = SMALL.groups, leaves[1].dtype
-    pruned = prune_weight(leaves[1], strategy, groups, dtype)
+    pruned = compute(PruneWeight(leaves[1].detach(), strategy, groups, dtype))
 
     def through(weight, values):
         return weight + (values - weight).detach()

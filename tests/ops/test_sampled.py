@@ -320,13 +320,13 @@ def test_the_mean_is_that_of_the_whole_batch_however_it_is_sorted():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"keep": 2}, r"keep=2 must be a share of the positions, in \(0, 1\]\.$"),
-        ({"keep": 0}, r"keep=0 must be a share"),
-        ({"keep": 1.5}, r"keep=1.5 must be a share"),
+        ({"keep": 2}, r"keep=2 must be a number in \(0, 1\]\.$"),
+        ({"keep": 0}, r"keep=0 must be a number"),
+        ({"keep": 1.5}, r"keep=1.5 must be a number"),
         ({"keep": True}, "keep=True must be"),
-        ({"keep": math.nan}, "keep=nan must be a share"),
+        ({"keep": math.nan}, "keep=nan must be a number"),
         ({"center": 1}, "center=1 must be"),
-        ({"grad_input": 0.0}, "grad_input=0.0 must be a share"),
+        ({"grad_input": 0.0}, "grad_input=0.0 must be a number"),
         ({"axis": "rows"}, "no option 'axis'"),
     ],
 )

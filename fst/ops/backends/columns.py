@@ -39,7 +39,7 @@ def _multiply(operands: PrunedGradWeight) -> Gradients:
     product = input.new_zeros((groups, channels // groups, taps), dtype=wide)
     for part, rows in zip(input.split(size), grad_output.split(size), strict=True):
         unfolded = F.unfold(part, kernel, dilation, padding, stride)
-        columns = prune_columns(unfolded, rule, operands.generator)
+        columns = prune_columns(unfolded, rule, operands.generator, operands.record)
         columns = columns.unflatten(1, (groups, taps))
         rows = rows.flatten(2).unflatten(1, (groups, channels // groups))
         if len(part) < len(input):  # few samples: a product each costs no copy of the columns

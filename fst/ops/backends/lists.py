@@ -100,12 +100,12 @@ class ByLists(Backend, abc.ABC):
 
         def product(operands: FixedGradWeight, sums: Tensor, lattice: Lattice) -> Tensor:
             grad_output, input = operands.grad_output, operands.input
-            if rule.summed_block == (1, 1):
+            if not rule.sums_positions:
                 sums = grad_output
             if lattice not in planned:
                 size = (grad_output.shape[2], grad_output.shape[3])
                 listed = draw.fixed(lattice, len(input), size, input.device)
-                if rule.summed_block == (1, 1):
+                if not rule.sums_positions:
                     listed = listed._replace(source=None)
                 multiply = self.list_grad_weight(sums, input, operands.weight, listed, geometry)
                 planned[lattice] = listed, multiply
@@ -121,7 +121,7 @@ def listed_of(operands: DrawnGradWeight) -> Listed:
     drawn = lists.of(rule, operands.kept)
     if not rule.center:
         return Listed(*drawn)
-    return Listed(*drawn, None, mean_of(operands.input), lists.sums(rule))
+    return Listed(*drawn, mean_of(operands.input), lists.sums(rule))
 
 
 def _drawn(operands: DrawnGradInput) -> Listed:

@@ -191,8 +191,12 @@ class ListsByCpp(ByLists):
                 sums.contiguous(memory_format=last), input, listed
             )
         wanted = (weight.shape, *geometry, is_channels_last(weight))
-        planned = list_grad_weight.plan(grad_output, input, *listed, *wanted)
-        return lambda grad_output, input, listed: planned(grad_output, input, *listed)
+        places, scale, mean, sums, source = listed
+        maps = grad_output, input
+        planned = list_grad_weight.plan(*maps, places, scale, source, mean, sums, *wanted)
+        return lambda grad_output, input, of: planned(
+            grad_output, input, of.places, of.scale, of.source, of.mean, of.sums
+        )
 
     def list_grad_input(self, operands: DrawnGradInput, listed: Listed) -> ByList:
         wanted = (operands.input_shape, *operands.geometry)

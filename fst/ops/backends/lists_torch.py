@@ -59,7 +59,7 @@ def _grad_weight(
         input: (N, Cin, H, W).
         weight: only its shape and memory format count.
     """
-    places, scale, source, mean, sums = listed
+    places, scale, mean, sums, source = listed
     groups, (outputs, channels, *kernel) = geometry.groups, weight.shape
     grads = _rows(grad_output)[places if source is None else source]
     if scale is not None:

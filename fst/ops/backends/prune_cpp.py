@@ -11,6 +11,7 @@ from torch import Tensor
 from fst.backends.registry import Backend, register_backend
 from fst.ops import cpp
 from fst.ops.operands import PruneMaps, PruneWeight
+from fst.ops.operators import Planned
 from fst.ops.prune import PrunedWeight, is_of_weight
 
 MOST_M = 32
@@ -109,9 +110,12 @@ class PruneByKernel(Backend):
 
     Attributes:
         most_m: the largest groups of weights.
+        of_weight, of_maps: the operators.
     """
 
     most_m: ClassVar[int]
+    of_weight: ClassVar[Planned]
+    of_maps: ClassVar[Planned]
 
     def refuses(self, operands: PruneWeight | PruneMaps) -> str:
         """The kernels know N:M by magnitude."""
@@ -123,12 +127,27 @@ class PruneByKernel(Backend):
                 return f"it knows N:M by magnitude alone, M up to {self.most_m}"
         return ""
 
+    def prune_weight(self, operands: PruneWeight) -> Callable[[PruneWeight], PrunedWeight]:
+        groups, dtype, patterns = operands.groups, operands.dtype, operands.strategy.weight_patterns
+        return from_kernel(operands, self.of_weight.plan(operands.weight, groups, patterns, dtype))
+
+    def prune_grad_output(self, operands: PruneMaps) -> Callable[[PruneMaps], Tensor]:
+        of_maps, pattern, groups = self.of_maps, operands.pattern, operands.groups
+        if operands.across is not None:
+            shape = operands.maps.shape
+            prune = of_maps.plan(operands.across, *pattern, 1, None)
+            return lambda o: prune(o.across).squeeze(3).transpose(1, 2).reshape(shape)
+        if operands.draws:
+            return lambda o: of_maps(o.maps, *pattern, groups, o.seed())
+        prune = of_maps.plan(operands.maps, *pattern, groups, None)
+        return lambda o: prune(o.maps)
+
 
 class PruneByCpp(PruneByKernel):
     """One read, one write; both directions of a weight from one read."""
 
     name = cpp.BACKEND
-    most_m = MOST_M
+    most_m, of_weight, of_maps = MOST_M, prune_weight, prune_grad_output
     computes = {
         "prune_weight": "C++ for CPUs: both directions from one read",
         "prune_grad_output": "C++ for CPUs: one read, one write; rescaling passes twice",
@@ -157,23 +176,7 @@ class PruneByCpp(PruneByKernel):
         """A seed must draw the same whether the kernels are compiled or not."""
         return 2.0 if operands.draws else 0.5
 
-    def prune_weight(self, operands: PruneWeight) -> Callable[[PruneWeight], PrunedWeight]:
-        patterns = operands.strategy.weight_patterns
-        prune = prune_weight.plan(operands.weight, operands.groups, patterns, operands.dtype)
-        return from_kernel(operands, prune)
-
-    def prune_grad_output(self, operands: PruneMaps) -> Callable[[PruneMaps], Tensor]:
-        pattern, groups = operands.pattern, operands.groups
-        if operands.across is not None:
-            shape = operands.maps.shape
-            prune = prune_grad_output.plan(operands.across, *pattern, 1, None)
-            return lambda o: prune(o.across).squeeze(3).transpose(1, 2).reshape(shape)
-        if operands.draws:
-            return lambda o: prune_grad_output(o.maps, *pattern, groups, o.seed())
-        prune = prune_grad_output.plan(operands.maps, *pattern, groups, None)
-        return lambda o: prune(o.maps)
-
-    prune_columns = prune_grad_output
+    prune_columns = PruneByKernel.prune_grad_output
 
 
 def from_kernel(

@@ -13,10 +13,9 @@ from fst.backends import sources
 from fst.backends.registry import NO_GAIN, register_backend
 from fst.basics.errors import UsageError
 from fst.ops import cpp
-from fst.ops.backends.prune_cpp import PruneByKernel, from_kernel, like_weight
+from fst.ops.backends.prune_cpp import PruneByKernel, like_weight
 from fst.ops.operands import PruneMaps, PruneWeight
 from fst.ops.operators import Planned
-from fst.ops.prune import PrunedWeight
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MOST_M = 8  # sorting larger groups takes most of the registers and seconds to compile
@@ -133,7 +132,7 @@ class PruneByTriton(PruneByKernel):
     """One launch for each operand."""
 
     name = "triton"
-    most_m = MOST_M
+    most_m, of_weight, of_maps = MOST_M, prune_weight, prune_grad_output
     computes = {
         "prune_weight": "one launch for each weight, which is read once",
         "prune_grad_output": "one read, one write; rescaling reads twice",
@@ -159,18 +158,6 @@ class PruneByTriton(PruneByKernel):
     def cost(self, operands: PruneWeight | PruneMaps) -> float:
         """A seed draws as without Triton; compiled code fuses PyTorch's operators."""
         return 2.0 if operands.draws or torch.compiler.is_compiling() else 0.5
-
-    def prune_weight(self, operands: PruneWeight) -> Callable[[PruneWeight], PrunedWeight]:
-        groups, dtype, patterns = operands.groups, operands.dtype, operands.strategy.weight_patterns
-        prune = prune_weight.plan(operands.weight, groups, patterns, dtype)
-        return from_kernel(operands, prune)
-
-    def prune_grad_output(self, operands: PruneMaps) -> Callable[[PruneMaps], Tensor]:
-        pattern, groups = operands.pattern, operands.groups
-        if operands.draws:
-            return lambda o: prune_grad_output(o.maps, *pattern, groups, o.seed())
-        prune = prune_grad_output.plan(operands.maps, *pattern, groups, None)
-        return lambda o: prune(o.maps)
 
 
 register_backend(PruneByTriton())

@@ -348,18 +348,11 @@ class ListedZeros(ZerosOfMaps):
 
     def drawn_grad_weight(self, operands: DrawnGradWeight) -> Callable[[GradWeight], Gradients]:
         maps, listed = (operands.grad_output, operands.input), listed_of(operands)
-        chosen = listed.places, listed.scale, listed.mean, listed.sums
-        multiply = maps_grad_weight.plan(*maps, *chosen, *self._wanted(operands))
-
-        def product(operands: GradWeight) -> Tensor:
-            assert isinstance(operands, DrawnGradWeight)
-            places, scale, _, mean, sums = listed_of(operands)
-            found: Tensor = multiply(
-                operands.grad_output, operands.input, places, scale, mean, sums
-            )
-            return found
-
-        return with_grad_input(operands, product)
+        multiply = maps_grad_weight.plan(*maps, *listed[:4], *self._wanted(operands))
+        return with_grad_input(
+            operands,
+            lambda o: multiply(o.grad_output, o.input, *listed_of(o)[:4]),  # type: ignore[arg-type]
+        )
 
     def fixed_grad_weight(
         self, operands: FixedGradWeight

@@ -22,17 +22,17 @@ class Listed(NamedTuple):
     Attributes:
         places: (n,) int32, positions of the convolution's output map.
         scale: (n,) what grad_output is multiplied by; None: 1 everywhere.
-        source: (n,) int32, which rows of grad_output; None: the same as ``places``.
         mean: (Cin,), which is subtracted from the input inside the image; None: nothing is.
         sums: (Cout, kh, kw), Σ dY over all positions that see the image through each tap: what
             ``mean`` is multiplied by and added. None where there is no mean.
+        source: (n,) int32, which rows of grad_output; None: the same as ``places``.
     """
 
     places: Tensor
     scale: Tensor | None = None
-    source: Tensor | None = None
     mean: Tensor | None = None
     sums: Tensor | None = None
+    source: Tensor | None = None
 
 
 def count_of(share: float, positions: int) -> int:
