@@ -97,13 +97,13 @@ class SparseLayer(PrunableWeight):
         if not isinstance(input, Tensor):
             check_tensors(input, weight, bias, 1)  # raises
         form = (
-            *(type(input), input.shape, input.stride(), input.dtype, input.device),
-            *(input.requires_grad, type(weight), weight.shape, weight.stride(), weight.dtype),
-            *(weight.device, weight.requires_grad, None if bias is None else bias.dtype),
-            *(self.training, torch.is_grad_enabled()),
+            (type(input), input.shape, input.stride(), input.dtype, input.device),
+            (input.requires_grad, type(weight), weight.shape, weight.stride(), weight.dtype),
+            (weight.device, weight.requires_grad, None if bias is None else bias.dtype),
+            (self.training, torch.is_grad_enabled()),
             autocast_dtype(input.device) if is_autocast() else None,
-            *(id(self.strategy), transient.start is None, self._window(), registry.demands),
-            *(surroundings(), forward_ad._current_level, torch.get_num_threads()),
+            (id(self.strategy), transient.start is None, self._window(), registry.demands),
+            (surroundings(), forward_ad._current_level, torch.get_num_threads()),
         )
         known = transient.plans.get(form)
         if known is None:

@@ -44,7 +44,7 @@ def decay(layer: SparseLayer, weight: Tensor, strategy: Strategy, scale: Tensor 
     if layer.transient.decay_mask is not None:
         of, version, remembered = layer.transient.decay_mask
         # Else it is the mask of other values; FSDP gathers a weight of its own for each call.
-        if is_managed(layer) or (of is weight and version == weight._version):
+        if (of is weight and version == weight._version) or is_managed(layer):
             mask = remembered
     mask = layer.output_mask() if mask is None else mask
     assert mask is not None
@@ -112,18 +112,15 @@ def _before_step(
     if is_skipped(optimizer, layers):
         return None
     _warn_of_lost_state(layers, optimizer)
+    stepping = weakref.ref(optimizer)
     for layer in layers:
-        if layer.transient.frozen_block is not None and layer.transient.frozen is not None:
+        transient = layer.transient
+        if transient.frozen is not None:
             raise UsageError(
                 f"{type(optimizer).__name__}.step changes the weight of layer "
                 f"{layer.layer_name!r} inside fst.frozen(model): step outside of it."
             )
-        transient = layer.transient
-        transient.stepping, transient.has_gradient, transient.acted = (
-            weakref.ref(optimizer),
-            False,
-            False,
-        )
+        transient.stepping, transient.has_gradient, transient.acted = stepping, False, False
     if not layers:
         return None
     return with_gradients(
@@ -256,7 +253,7 @@ def _weight_of(layer: SparseLayer) -> Tensor | None:
 def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if steps_under_way(optimizer) > 1:
         return
-    for layer in held_by(optimizer):
+    for layer in living_layers():
         transient = layer.transient
         if transient.stepping is None or transient.stepping() is not optimizer:
             continue

@@ -19,7 +19,6 @@ from torch.autograd import forward_ad
 from fst.basics.autocast import autocast_dtype, is_autocast
 from fst.basics.errors import UsageError
 from fst.ops.arguments import check_linear
-from fst.ops.geometry import convolve_by_torch
 from fst.ops.plan import NOTHING_DRAWN, CallPlan, Draws, Found
 from fst.ops.prune import PrunedWeight, add_residual
 from fst.rules.strategy import Strategy
@@ -162,7 +161,7 @@ def convolve_pruned(input: Tensor, weight: Tensor, bias: Tensor | None, call: Ca
     if not torch.is_grad_enabled():
         return plan.output(input, multiplied, bias)
     if call.is_dense and not call.decay and plan.strategy.multiplies_one_weight:
-        return convolve_by_torch(input, with_values(weight, multiplied), bias, plan.geometry)
+        return plan.dense_output(input, with_values(weight, multiplied), bias)
     return _SparseConv2d.apply(input, weight, bias, call)
 
 

@@ -154,25 +154,32 @@ def convolve(
 ) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
     """The output GEMM (N, Cin, H, W) -> (N, Cout, P, Q) of tensors of this form."""
     if _matrices(weight, geometry, input) is None:
-        stride, padding, dilation, groups = geometry
-        return lambda input, weight, bias: F.conv2d(
-            input, weight, bias, stride, padding, dilation, groups
-        )
+        return _library(geometry)
     return lambda input, weight, bias: _multiply(
         _rows_of(input), weight.flatten(1).t(), bias, input
     )
 
 
 def convolve_by_torch(
-    input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
-) -> Tensor:
+    input: Tensor, weight: Tensor, geometry: Geometry
+) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
     """`convolve` by operators that PyTorch differentiates: by the same products as `gradients`."""
-    matrices = _matrices(weight, geometry, input)
-    if matrices is None:
-        return F.conv2d(input, weight, bias, *geometry)
-    rows = F.linear(matrices[0], weight.flatten(1), bias)
-    samples, _, height, width = input.shape
-    return rows.view(samples, height, width, -1).permute(0, 3, 1, 2)
+    if _matrices(weight, geometry, input) is None:
+        return _library(geometry)
+
+    def multiply(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        rows = F.linear(_rows_of(input), weight.flatten(1), bias)
+        samples, _, height, width = input.shape
+        return rows.view(samples, height, width, -1).permute(0, 3, 1, 2)
+
+    return multiply
+
+
+def _library(geometry: Geometry) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+    stride, padding, dilation, groups = geometry
+    return lambda input, weight, bias: F.conv2d(
+        input, weight, bias, stride, padding, dilation, groups
+    )
 
 
 def gradients(

@@ -14,7 +14,7 @@ from fst.backends.choice import CAPTURED, DENSE, choose
 from fst.backends.record import Decision, Record
 from fst.basics.errors import UsageError
 from fst.ops.arguments import UNTRACEABLE
-from fst.ops.geometry import Geometry
+from fst.ops.geometry import Geometry, convolve_by_torch
 from fst.ops.operands import (
     DrawnGradInput,
     DrawnGradWeight,
@@ -115,6 +115,7 @@ class CallPlan:
         self._runs: dict[Any, tuple[Run, bool]] = {}
         self._lattices: dict[Any, tuple[Lattice, ...] | None] = {}
         self._planned: dict[Any, Callable[..., Any]] = {}
+        self._by_torch: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = None
         self._has_chosen = False
         of_input, of_weight = strategy.grad_input, strategy.grad_weight
         self._prunes_a_weight = strategy.output is not None or is_of_weight(of_input)
@@ -164,6 +165,12 @@ class CallPlan:
             found = self._choose("output", operands)
         product: Tensor = found[0](operands)
         return product
+
+    def dense_output(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """`output` by operators that PyTorch differentiates, where all products are dense."""
+        if self._by_torch is None:
+            self._by_torch = convolve_by_torch(input, weight, self.geometry)
+        return self._by_torch(input, weight, bias)
 
     def count(self, operand: str, tensor: Tensor) -> None:
         """Count the zeros of an operand; a share that has moved changes plans after the step."""

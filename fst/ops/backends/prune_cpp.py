@@ -187,20 +187,21 @@ def from_kernel(
     """
     dtype, patterns = operands.dtype, operands.strategy.weight_patterns
     assert patterns is not None
-    casts = operands.weight.dtype != dtype
-    is_own, follows = bool(patterns[2]), is_of_weight(operands.strategy.grad_input)
-    prunes_output = bool(patterns[0])
+    prunes_output, is_own = patterns[0] > 0, patterns[2] > 0
+    if prunes_output and (is_own or is_of_weight(operands.strategy.grad_input)):
+        transposed = int(is_own)
+
+        def both(operands: PruneWeight) -> PrunedWeight:
+            results = prune(operands.weight)
+            return PrunedWeight(results[0], results[transposed], results[-1])
+
+        return both
 
     def run(operands: PruneWeight) -> PrunedWeight:
-        results = prune(operands.weight)
-        first = transposed = results[0]
-        if not prunes_output or not (is_own or follows):
-            dense = operands.weight.to(dtype) if casts else operands.weight
-            first = results[0] if prunes_output else dense
-            transposed = dense
-        if is_own:
-            transposed = results[1] if prunes_output else results[0]
-        return PrunedWeight(first, transposed, results[-1] if prunes_output else None)
+        results, dense = prune(operands.weight), operands.weight.to(dtype)
+        if prunes_output:
+            return PrunedWeight(results[0], dense, results[1])
+        return PrunedWeight(dense, results[0], None)
 
     return run
 
