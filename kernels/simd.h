@@ -77,22 +77,28 @@ void copy(const typename From::Int* from, int64_t count, typename To::Int* to) {
 // x[i][j] = x[j][i]
 inline void transpose(vec* x) {
 #if defined(__AVX512F__)
-  // Four times: vector i beside vector i + 8, number by number.
-  const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-  const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
   __m512 t[16];
-#pragma GCC unroll 2
-  for (int twice = 0; twice < 2; ++twice) {
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) {
-      t[2 * i] = _mm512_permutex2var_ps(x[i], low, x[i + 8]);
-      t[2 * i + 1] = _mm512_permutex2var_ps(x[i], high, x[i + 8]);
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) {
-      x[2 * i] = _mm512_permutex2var_ps(t[i], low, t[i + 8]);
-      x[2 * i + 1] = _mm512_permutex2var_ps(t[i], high, t[i + 8]);
-    }
+#pragma GCC unroll 4
+  for (int i = 0; i < 16; i += 4) {
+    const __m512d a = _mm512_castps_pd(_mm512_unpacklo_ps(x[i], x[i + 1]));
+    const __m512d b = _mm512_castps_pd(_mm512_unpackhi_ps(x[i], x[i + 1]));
+    const __m512d c = _mm512_castps_pd(_mm512_unpacklo_ps(x[i + 2], x[i + 3]));
+    const __m512d d = _mm512_castps_pd(_mm512_unpackhi_ps(x[i + 2], x[i + 3]));
+    t[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c));
+    t[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
+    t[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
+    t[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m512 a = _mm512_shuffle_f32x4(t[i], t[4 + i], 0x44);
+    const __m512 b = _mm512_shuffle_f32x4(t[8 + i], t[12 + i], 0x44);
+    const __m512 c = _mm512_shuffle_f32x4(t[i], t[4 + i], 0xEE);
+    const __m512 d = _mm512_shuffle_f32x4(t[8 + i], t[12 + i], 0xEE);
+    x[i] = _mm512_shuffle_f32x4(a, b, 0x88);
+    x[4 + i] = _mm512_shuffle_f32x4(a, b, 0xDD);
+    x[8 + i] = _mm512_shuffle_f32x4(c, d, 0x88);
+    x[12 + i] = _mm512_shuffle_f32x4(c, d, 0xDD);
   }
 #elif defined(__AVX2__)
   __m256 t[8];

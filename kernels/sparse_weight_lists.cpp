@@ -116,8 +116,11 @@ struct Lists {
   void find_phases(Phase* phases) const {
     const int64_t across = p.columns.phases();
     for (int64_t f = 0; f < p.phases(); ++f) {
-      for (int64_t tap = 0; tap < p.taps(); ++tap) {
-        const int64_t r = tap / p.columns.taps, s = tap % p.columns.taps;
+      for (int64_t i = 0; i < p.taps(); ++i) {
+        const int64_t r = i / p.columns.taps, k = i % p.columns.taps;
+        // Odd rows from right to left: each tap's window overlaps the one before as much as can be.
+        const int64_t s = r % 2 && !by_channel() ? p.columns.taps - 1 - k : k;
+        const int64_t tap = r * p.columns.taps + s;
         if (p.rows.phase(r) == f / across && p.columns.phase(s) == f % across) {
           phases[f].tap[phases[f].taps++] = tap;
         }
