@@ -19,6 +19,7 @@ constexpr int V = 4;
 #endif
 typedef float vec __attribute__((vector_size(4 * V), aligned(4), may_alias));
 typedef int32_t ints __attribute__((vector_size(4 * V), aligned(4), may_alias));
+typedef uint16_t shorts __attribute__((vector_size(2 * V), aligned(2), may_alias));
 
 inline vec as_floats(ints x) { return reinterpret_cast<vec>(x); }
 inline ints as_ints(vec x) { return reinterpret_cast<ints>(x); }

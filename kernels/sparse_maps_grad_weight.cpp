@@ -1,18 +1,17 @@
 // The weight gradient by zeros of one of its operands:
 //     dW[co][ci][tap] = sum over output positions k of weight[k] * dY[k][co] * X[pixel k, tap][ci]
 //
-// One of the maps, X or dY, is read for its zeros: `chosen`; the other one is `dense`. Of up to 64
-// positions of the chosen map, each channel has a mask of its non-zeros. A tap has a mask too: of
-// positions whose partner in the dense map exists, and is in the list where there is one. For each
-// channel and tap the sums of a row of dW are vectors of channels of the dense map in registers, to
-// which each bit of both masks adds a row of the dense map. For a strip of rows of the chosen map:
+// One of the maps, X or dY, is read for its zeros: `chosen`; the other one is `dense`. Positions of
+// the chosen map that see the same taps are in chunks, so that no tap needs a border. Each channel
+// of a chunk has a list of what is not zero, and of the places in the dense map that the first tap
+// sees. What the other taps see is equally far away: for several of them and some channels of the
+// dense map the sums, numbers of dW, stay in registers (sparse_weight.cpp). For a strip of rows of
+// the chosen map:
 //
-//     chosen  [chunk][channel][64]                             and masks [chunk][channel]
 //     dense   [block of channels][slot of a row][pixel][block's channels]
-//     dW      [block of channels][tap][channel of the chosen map][block's channels]
+//     dW      [block of channels][channel of the chosen map][tap][block's channels]
 //
-// Where X is chosen and the stride is more than 1, a chunk has pixels of one phase, which see the
-// same taps. Neighbouring taps that see the same positions are added together where their sums fit.
+// Where the dense map's positions must be in a list, each tap has lists of its own.
 // `threads` are sets of members: each set has a part of the chosen map and a dW of its own, and its
 // members share the blocks.
 //
@@ -27,69 +26,188 @@ namespace {
 using namespace fst;
 using namespace fst::maps;
 
-constexpr int64_t STRIP = 512;  // positions of a strip, if rows are not longer
-constexpr int64_t FEWEST_ROWS = 4;
+constexpr int64_t STRIP = 1024, FEWEST_ROWS = 4;  // positions and rows of a strip, at least
+constexpr int64_t SLICE = 64;           // channels whose numbers are listed at a time
+constexpr int64_t PITCH = CHUNK + V;    // of their numbers, which would share lines of the cache
 constexpr int64_t MOST_OWN = 24 << 20;  // numbers of dW of all sets
 
 template <class T>
-struct MapsGradWeight : Positions {
+struct MapsGradWeight {
   using Int = typename T::Int;
   const Int *chosen, *dense;
+  bool of_input;         // the chosen map is X, else dY
+  const int32_t* index;  // of the list
+  int64_t count;
+  const float* factors;  // of each output position, 0 where it is not in the list; null: all 1
   const float *mean, *sums;
-  int64_t in, out, groups;
+  int64_t images, in, out, groups;
   int64_t deep, wide;  // channels of a group of the chosen map, of the dense one
-  Blocks blocks;
+  const Views &rows, &columns;  // of the chosen map; their source is the dense one
   Map of_chosen, of_dense;
+  bool alone;                    // each tap has lists of its own
+  int64_t most_high, most_wide;  // taps of a tile
+  int64_t width, blocks;         // channels of a block; how many blocks
+  int64_t most_positions;        // of a chunk
 
-  int64_t numbers() const { return groups * blocks.padded() * taps() * deep; }
-  int64_t of_block(int64_t group, int64_t block) const {
-    return (group * blocks.padded() + blocks.first(block)) * taps() * deep;
+  int64_t taps() const { return rows.taps * columns.taps; }
+  int64_t lists() const { return alone ? taps() : 1; }  // of a chunk and channel, at most
+  int64_t total() const { return images * rows.result; }
+  int64_t numbers() const { return groups * blocks * width * taps() * deep; }
+  float* of_block(float* all, int64_t group, int64_t block) const {
+    return all + (group * blocks + block) * width * taps() * deep;
   }
+
+  // Blocks of as many vectors as the sums of a position's taps allow in registers.
+  void cut() {
+    alone = factors && of_input;
+    most_high = alone ? 1 : HIGHEST;
+    most_wide = alone || columns.apart != 1 ? 1 : TILE;
+    const int64_t sums = std::min(rows.together, most_high) * std::min(columns.together, most_wide);
+    const int64_t vectors = ceil_div(wide, V);
+    const auto loads = [&](int64_t n) { return ceil_div(vectors, n) * (n * sums + 1); };
+    int64_t best = 1;
+    for (int64_t n = 2; n <= std::min<int64_t>(TILE / sums, MOST_VECTORS); ++n) {
+      if (loads(n) <= loads(best)) best = n;
+    }
+    width = best * V;
+    blocks = ceil_div(vectors, best);
+    // What the positions of a chunk see, and those of the rows beside them.
+    const int64_t all = total() * columns.result / (rows.phases() * columns.phases());
+    const int64_t positions = factors && !of_input ? count : all;
+    const int64_t pixels = alone ? count : images * rows.source * columns.source;
+    const int64_t bytes = FIRST_CACHE / 10 * (rows.together > 1 && !alone ? 5 : 8);
+    const int64_t fitting = bytes * positions / (std::max<int64_t>(pixels, 1) * width * 4);
+    most_positions = std::clamp<int64_t>(fitting / V * V, V, CHUNK);
+  }
+  int64_t valid(int64_t block) const { return std::min(width, wide - block * width); }
 
   // A thread's memory of a strip.
   struct Own {
     Chunk* chunks;
-    Tap* taps;
+    Run* runs;
+    Entries entries;
     float *values, *packed;
-    uint64_t* masks;
     int32_t* of_row;
-    int64_t* row;  // of each slot
-    int64_t slots;
+    int64_t* row;      // of each slot
+    uint32_t* listed;  // masks of each tap
   };
 
-  // Values and masks of a chunk's channels.
-  void read_chosen(const Chunk& chunk, int64_t group, float* values, uint64_t* masks) const {
-    const Int* from = chosen + group * deep * of_chosen.channel_stride;
+  // Positions of rows [first, last); how many chunks.
+  int64_t find_chunks(int64_t first, int64_t last, const Own& own) const {
+    int64_t used = 0;
+    rows.each([&](const View* down, const View* lowest) {
+      columns.each([&](const View* across, const View* rightmost) {
+        Chunk* chunk = nullptr;
+        for (int64_t image = first / rows.result; image * rows.result < last; ++image) {
+          for (const View* r = down; r < lowest; ++r) {
+            const int64_t row = image * rows.result + r->place;
+            if (row < first || row >= last) continue;
+            const int64_t slot = own.of_row[row - first] + r->partner;
+            for (const View* s = across; s < rightmost; ++s) {
+              const int64_t position = row * columns.result + s->place;
+              if (factors && !of_input && factors[position] == 0) continue;
+              const int64_t pixel = slot * columns.source + s->partner;
+              int64_t place = chunk ? (pixel - chunk->origin) * (width * 4 / UNIT) : 0;
+              if (!chunk || chunk->count == most_positions || place > UINT16_MAX) {
+                chunk = own.chunks + used;
+                chunk->runs = own.runs + used++ * lists() * deep;
+                chunk->down = down, chunk->across = across;
+                chunk->count = place = 0, chunk->origin = pixel;
+              }
+              chunk->position[chunk->count] = static_cast<int32_t>(position);
+              chunk->place[chunk->count++] = static_cast<int32_t>(place);
+            }
+          }
+        }
+      });
+    });
+    return used;
+  }
+
+  // Numbers of channels [first, first + some) of a chunk, a row of PITCH for each.
+  void read_chosen(const Chunk& chunk, int64_t first, int64_t some, float* values) const {
+    const Int* from = chosen + first * of_chosen.channel_stride;
     int64_t offset[CHUNK];
     for (int64_t k = 0; k < chunk.count; ++k) {
-      const int64_t row = chunk.row[k];
-      offset[k] = of_chosen.offset(row * columns.result) + chunk.column[k] * of_chosen.place_stride;
+      const int64_t column = chunk.position[k] % columns.result;
+      offset[k] = of_chosen.offset(chunk.position[k] - column) + column * of_chosen.place_stride;
     }
-    if (chunk.count < CHUNK) std::fill_n(values, deep * CHUNK, 0.0f);
     if (of_chosen.channel_stride == 1) {
-      transpose<T, Single>([&](int64_t k) { return from + offset[k]; }, chunk.count, deep,
-                           reinterpret_cast<int32_t*>(values), CHUNK);
+      transpose<T, Single>([&](int64_t k) { return from + offset[k]; }, chunk.count, some,
+                           reinterpret_cast<int32_t*>(values), PITCH);
     }
-    for (int64_t c = 0; c < deep; ++c, values += CHUNK) {
-      if (of_chosen.channel_stride != 1) {
-        for (int64_t k = 0; k < chunk.count; ++k) {
-          values[k] = T::wide(from[offset[k] + c * of_chosen.channel_stride]);
+    for (int64_t c = 0; c < some; ++c, values += PITCH) {
+      for (int64_t k = 0; of_chosen.channel_stride != 1 && k < chunk.count; ++k) {
+        values[k] = T::wide(from[offset[k] + c * of_chosen.channel_stride]);
+      }
+      for (int64_t k = 0; factors && !of_input && k < chunk.count; ++k) {
+        values[k] *= factors[chunk.position[k]];
+      }
+      std::fill_n(values + chunk.count, V, 0.0f);
+    }
+  }
+
+  // For each tap, masks of a chunk's positions whose partner is in the list.
+  void find_listed(const Chunk& chunk, const int64_t* row, uint32_t* masks) const {
+    std::fill_n(masks, chunk.high() * chunk.wide() * (CHUNK / V), 0);
+    for (int64_t k = 0; k < chunk.count; ++k) {
+      const int64_t pixel = chunk.origin + chunk.place[k] / (width * 4 / UNIT);
+      const int64_t slot = pixel / columns.source, column = pixel % columns.source;
+      for (int64_t r = 0, at = k / V; r < chunk.high(); ++r) {
+        const float* listed = factors + row[slot + r * rows.apart] * columns.source + column;
+        for (int64_t s = 0; s < chunk.wide(); ++s, at += CHUNK / V) {
+          masks[at] |= uint32_t{listed[s * columns.apart] != 0} << k % V;
         }
       }
-      for (int64_t k = 0; factors && !of_input && k < chunk.count; ++k) values[k] *= chunk.scale[k];
-      uint64_t mask = 0;
-#pragma GCC unroll 16
-      for (int v = 0; v < CHUNK / V; ++v) {
-        mask |= uint64_t{nonzeros(*reinterpret_cast<const vec*>(values + v * V))} << v * V;
+    }
+  }
+
+  // Appends the lists of a chunk's channels to `used` entries; how many there are then.
+  int64_t append_lists(const Chunk& chunk, int64_t group, const Own& own, int64_t used) const {
+    if (alone) find_listed(chunk, own.row, own.listed);
+    for (int64_t first = 0; first < deep; first += SLICE) {
+      const int64_t some = std::min(SLICE, deep - first);
+      read_chosen(chunk, group * deep + first, some, own.values);
+      for (int64_t list = 0; list < (alone ? chunk.high() * chunk.wide() : 1); ++list) {
+        const uint32_t* listed = own.listed + list * (CHUNK / V);
+        for (int64_t c = 0; c < some; ++c) {
+          Run& run = chunk.runs[list * deep + first + c];
+          run.begin = used;
+          for (int64_t k = 0; k < chunk.count; k += V) {
+            const vec x = *reinterpret_cast<const vec*>(own.values + c * PITCH + k);
+            const uint32_t kept = alone ? nonzeros(x) & listed[k / V] : nonzeros(x);
+            const ints places = *reinterpret_cast<const ints*>(chunk.place + k);
+            used += append_kept(x, places, kept, own.entries, used);
+          }
+          run.end = used;
+        }
       }
-      masks[c] = mask;
+    }
+    return used;
+  }
+
+  // Adds what a chunk's lists give to a block of dW.
+  void add_chunk(const Chunk& chunk, const Own& own, float* result) const {
+    const int64_t high = chunk.high(), across = chunk.wide(), n = width / V;
+    Lines none{};
+    for (int64_t s = 0, beside; s < across; s += beside) {
+      beside = std::min({most_wide, across - s, TILE / n});
+      for (int64_t r = 0, below; r < high; r += below) {
+        below = std::min({most_high, high - r, TILE / (beside * n)});
+        const int64_t pixel = chunk.origin + r * rows.apart * columns.source + s * columns.apart;
+        const int64_t tap = (chunk.down->first + r) * columns.taps + chunk.across->first + s;
+        find_accumulate(below, beside * n)(
+            chunk.runs + (alone ? (r * across + s) * deep : 0), deep, own.entries,
+            own.packed + pixel * width, rows.apart * columns.source * width * 4, false,
+            result + tap * width, columns.taps * width, taps() * width, none);
+      }
     }
   }
 
   // A row of the dense map, one block of channels.
   void pack_dense(int64_t row, int64_t group, int64_t block, float* to) const {
-    const int64_t width = blocks.width(block), valid = blocks.valid(block);
-    const int64_t channel = group * wide + blocks.first(block), length = columns.source;
+    const int64_t valid = this->valid(block), length = columns.source;
+    const int64_t channel = group * wide + block * width;
     const int64_t place = row * length;
     const Int* from = dense + of_dense.offset(place) + channel * of_dense.channel_stride;
     if (of_dense.channel_stride != 1) {
@@ -113,30 +231,20 @@ struct MapsGradWeight : Positions {
   }
 
   // Rows [first, last) of the chosen map, some blocks of channels, to dW of a set.
-  void add_strip(int64_t first, int64_t last, Team member, Own& own, float* result) const {
-    const int64_t chunks = find_chunks(first, last, own.chunks);
-    if (!chunks) return;
-    own.slots = Slots(rows, first, last, own.of_row, own.row).count;
-    for (int64_t i = 0; i < chunks; ++i) {
-      find_partners(own.chunks[i], first, own.of_row, own.taps + i * taps());
-    }
+  void add_strip(int64_t first, int64_t last, Team member, const Own& own, float* result) const {
+    const int64_t slots = Slots(rows, first, last, own.of_row, own.row).count;
+    const int64_t chunks = find_chunks(first, last, own);
     for (int64_t group = 0; group < groups; ++group) {
-      for (int64_t i = 0; i < chunks; ++i) {
-        read_chosen(own.chunks[i], group, own.values + i * deep * CHUNK, own.masks + i * deep);
+      for (int64_t i = 0, used = 0; i < chunks; ++i) {
+        used = append_lists(own.chunks[i], group, own, used);
       }
-      for (int64_t b = member.first(blocks.count); b < member.last(blocks.count); ++b) {
-        const int64_t width = blocks.width(b);
-        for (int64_t slot = 0; slot < own.slots; ++slot) {
+      for (int64_t b = member.first(blocks); b < member.last(blocks); ++b) {
+        for (int64_t slot = 0; slot < slots; ++slot) {
           float* to = own.packed + slot * columns.source * width;
           if (own.row[slot] >= 0) pack_dense(own.row[slot], group, b, to);
         }
-        float* of_tap = result + of_block(group, b);
-        for (int64_t t = 0, some; t < taps(); t += some, of_tap += some * deep * width) {
-          some = std::min<int64_t>(TOGETHER, columns.taps - t % columns.taps);
-          for (int64_t i = 0; i < chunks; ++i) {
-            add_chunk(width / V, deep, own.values + i * deep * CHUNK, own.masks + i * deep,
-                      own.taps + i * taps() + t, some, own.packed, of_tap);
-          }
+        for (int64_t i = 0; i < chunks; ++i) {
+          add_chunk(own.chunks[i], own, of_block(result, group, b));
         }
       }
     }
@@ -174,13 +282,16 @@ struct MapsGradWeight : Positions {
   // One tap of one block: the sum of all sets, and the share of the mean.
   void write(int64_t unit, int64_t sets, float* all, int64_t parts_of_sums, const double* shares,
              bool last, Int* result) const {
-    const int64_t t = unit % taps(), b = unit / taps() % blocks.count;
-    const int64_t group = unit / (taps() * blocks.count), channels = groups * out;
-    const int64_t width = blocks.width(b), valid = blocks.valid(b);
-    float* sum = all + of_block(group, b) + t * deep * width;
+    const int64_t t = unit % taps(), b = unit / taps() % blocks;
+    const int64_t group = unit / (taps() * blocks), channels = groups * out;
+    const int64_t valid = this->valid(b), step = taps() * width;
+    const int64_t r = rows.rank[t / columns.taps], s = columns.rank[t % columns.taps];
+    float* sum = of_block(all, group, b) + (r * columns.taps + s) * width;
     for (int64_t set = 1; set < sets; ++set) {
       const float* more = sum + set * numbers();
-      for (int64_t i = 0; i < deep * width; ++i) sum[i] += more[i];
+      for (int64_t c = 0; c < deep; ++c) {
+        for (int64_t n = 0; n < width; ++n) sum[c * step + n] += more[c * step + n];
+      }
     }
     const auto share = [&](int64_t channel) {  // what a mean is multiplied by
       double found = sums ? sums[channel * taps() + t] : 0;
@@ -190,29 +301,29 @@ struct MapsGradWeight : Positions {
       }
       return static_cast<float>(found);
     };
-    const int64_t first = group * wide + blocks.first(b);
+    const int64_t first = group * wide + b * width;
     if (mean && of_input) {
       float of_out[MOST_VECTORS * V];
       for (int64_t n = 0; n < valid; ++n) of_out[n] = share(first + n);
       for (int64_t c = 0; c < deep; ++c) {
-        for (int64_t n = 0; n < valid; ++n) sum[c * width + n] += of_out[n] * mean[group * in + c];
+        for (int64_t n = 0; n < valid; ++n) sum[c * step + n] += of_out[n] * mean[group * in + c];
       }
     } else if (mean) {
       for (int64_t c = 0; c < deep; ++c) {
         const float of_out = share(group * out + c);
-        for (int64_t n = 0; n < valid; ++n) sum[c * width + n] += of_out * mean[first + n];
+        for (int64_t n = 0; n < valid; ++n) sum[c * step + n] += of_out * mean[first + n];
       }
     }
     const int64_t of_in = last ? 1 : taps(), of_out = in * taps();
     const int64_t of_deep = of_input ? of_in : of_out, of_wide = of_input ? of_out : of_in;
-    Int* to = result + group * out * of_out + blocks.first(b) * of_wide + t * (last ? in : 1);
-    const auto row = [&](int64_t c) { return reinterpret_cast<const int32_t*>(sum + c * width); };
+    Int* to = result + group * out * of_out + b * width * of_wide + t * (last ? in : 1);
+    const auto row = [&](int64_t c) { return reinterpret_cast<const int32_t*>(sum + c * step); };
     if (of_deep == 1) transpose<Single, T>(row, deep, valid, to, of_wide);
     for (int64_t c = 0; of_deep != 1 && c < deep; ++c, to += of_deep) {
       if (of_wide == 1) {
         copy<Single, T>(row(c), valid, to);
       } else {
-        for (int64_t n = 0; n < valid; ++n) to[n * of_wide] = T::narrow(sum[c * width + n]);
+        for (int64_t n = 0; n < valid; ++n) to[n * of_wide] = T::narrow(sum[c * step + n]);
       }
     }
   }
@@ -220,13 +331,11 @@ struct MapsGradWeight : Positions {
   Status run(int64_t threads, bool last, Int* result) const {
     int64_t members = 1;
     while (members < threads && threads / members * numbers() > MOST_OWN) ++members;
-    members = std::min(members, blocks.count);
+    members = std::min(members, blocks);
     const int64_t sets = std::clamp<int64_t>(threads / members, 1, total());
     const int64_t wanted = std::max(ceil_div(STRIP, columns.result), FEWEST_ROWS);
     const int64_t length = std::min(wanted, ceil_div(total(), sets));
     const int64_t most = length * columns.result;
-    const int64_t chunks = ceil_div(most, CHUNK) + 2 * std::min(rows.phases(), rows.taps) *
-                                                       std::min(columns.phases(), columns.taps);
     int64_t slots = 0;
     for (int64_t set = 0; set < sets; ++set) {
       const Team share{static_cast<int>(set), static_cast<int>(sets)};
@@ -235,38 +344,44 @@ struct MapsGradWeight : Positions {
         slots = std::max(slots, Slots(rows, row, end, nullptr, nullptr).count);
       }
     }
-    const int64_t widest = ceil_div(blocks.vectors, blocks.count) * V;
-    const int64_t dense_numbers = slots * columns.source * widest;
+    const int64_t dense_numbers = slots * columns.source * width;
+    const int64_t of_class = 1 + dense_numbers * 4 / (UINT16_MAX * UNIT);
+    int64_t chunks = ceil_div(most, most_positions);
+    rows.each([&](auto...) { columns.each([&](auto...) { chunks += of_class; }); });
+    const int64_t most_entries = (most * deep * lists() + V + TAIL + 31) / 32 * 32;
     if (slots * columns.source > INT32_MAX) return BAD_NUMBERS;
     const int64_t of_sums = mean && of_input && factors ? groups * out * (1 + taps()) : 0;
-    Memory<float> all(sets * numbers()), values(threads * chunks * deep * CHUNK);
+    Memory<float> all(sets * numbers()), values(threads * (most_entries + SLICE * PITCH));
+    Memory<uint16_t> offsets(threads * most_entries);
     Memory<float> packed(threads * dense_numbers);
-    Memory<uint64_t> masks(threads * chunks * deep);
+    Memory<Run> runs(threads * chunks * lists() * deep);
     Memory<Chunk> all_chunks(threads * chunks);
-    Memory<Tap> all_taps(threads * chunks * taps());
     Memory<int32_t> of_rows(threads * length);
     Memory<int64_t> slot_rows(threads * slots);
+    Memory<uint32_t> listed(threads * lists() * (CHUNK / V));
     Memory<double> shares(threads * of_sums);
-    if (!all.data || !values.data || !packed.data || !masks.data || !all_chunks.data ||
-        !all_taps.data || !of_rows.data || !slot_rows.data || !shares.data) {
+    if (!all.data || !values.data || !offsets.data || !packed.data || !runs.data ||
+        !all_chunks.data || !of_rows.data || !slot_rows.data || !listed.data ||
+        !shares.data) {
       return NO_MEMORY;
     }
     in_parallel(threads, [&](Team team) {
+      float* own_values = values.data + team.rank * (most_entries + SLICE * PITCH);
       Own own{all_chunks.data + team.rank * chunks,
-              all_taps.data + team.rank * chunks * taps(),
-              values.data + team.rank * chunks * deep * CHUNK,
+              runs.data + team.rank * chunks * lists() * deep,
+              {own_values + SLICE * PITCH, offsets.data + team.rank * most_entries},
+              own_values,
               packed.data + team.rank * dense_numbers,
-              masks.data + team.rank * chunks * deep,
               of_rows.data + team.rank * length,
               slot_rows.data + team.rank * slots,
-              0};
+              listed.data + team.rank * lists() * (CHUNK / V)};
       for (int64_t i = team.rank; i < sets * members; i += team.size) {
         const Team share{static_cast<int>(i / members), static_cast<int>(sets)};
         const Team member{static_cast<int>(i % members), static_cast<int>(members)};
         float* to = all.data + share.rank * numbers();
-        for (int64_t b = member.first(blocks.count); b < member.last(blocks.count); ++b) {
+        for (int64_t b = member.first(blocks); b < member.last(blocks); ++b) {
           for (int64_t group = 0; group < groups; ++group) {
-            std::fill_n(to + of_block(group, b), blocks.width(b) * taps() * deep, 0.0f);
+            std::fill_n(of_block(to, group, b), width * taps() * deep, 0.0f);
           }
         }
         for (int64_t row = share.first(total()); row < share.last(total()); row += length) {
@@ -276,7 +391,7 @@ struct MapsGradWeight : Positions {
       double* own_shares = shares.data + team.rank * of_sums;
       if (of_sums) add_sums(team, own_shares, own_shares + groups * out);
       team.wait();
-      const int64_t units = groups * blocks.count * taps();
+      const int64_t units = groups * blocks * taps();
       for (int64_t i = team.first(units); i < team.last(units); ++i) {
         write(i, sets, all.data, team.size, shares.data, last, result);
       }
@@ -298,7 +413,7 @@ FST_EXPORT int fst_maps_grad_weight(const void* grad_output, const void* input, 
                                     int64_t groups, const int64_t* layouts, void* result,
                                     int64_t threads) {
   const Geometry g(geometry);
-  if (!g.holds(in, out, groups, MOST_TAPS)) return BAD_NUMBERS;
+  if (!g.holds(in, out, groups, maps::MOST_TAPS)) return BAD_NUMBERS;
   const int64_t all = g.images * g.positions();
   if (index && (count < 1 || !ascending(index, count, all))) return NOT_ASCENDING;
   Memory<float> factors(index ? all : 0);
@@ -313,26 +428,27 @@ FST_EXPORT int fst_maps_grad_weight(const void* grad_output, const void* input, 
     const Map of_x(groups * in, g.height * g.width, layouts[0]);
     const Map of_dy(groups * out, g.positions(), layouts[1]);
     const bool by_x = of_input != 0;
-    const Positions positions{by_x,
-                              index,
-                              count,
-                              index ? factors.data : nullptr,
-                              g.images,
-                              axis_of_rows(g, by_x),
-                              axis_of_columns(g, by_x)};
-    const MapsGradWeight<T> task{positions,
-                                 by_x ? x : dy,
+    const Views rows(axis_of_rows(g, by_x)), columns(axis_of_columns(g, by_x));
+    if (!rows.all.data || !columns.all.data) return NO_MEMORY;
+    MapsGradWeight<T> task{by_x ? x : dy,
                                  by_x ? dy : x,
+                                 by_x,
+                                 index,
+                                 count,
+                                 index ? factors.data : nullptr,
                                  mean,
                                  mean ? sums : nullptr,
+                                 g.images,
                                  in,
                                  out,
                                  groups,
                                  by_x ? in : out,
                                  by_x ? out : in,
-                                 Blocks(by_x ? out : in),
+                                 rows,
+                                 columns,
                                  by_x ? of_x : of_dy,
                                  by_x ? of_dy : of_x};
+    task.cut();
     return task.run(threads, layouts[2], static_cast<Int*>(result));
   });
 }

@@ -43,7 +43,7 @@ uint64_t four_offsets(Entries list, int64_t k) {
 
 template <int HIGH, int WIDE>
 void accumulate_runs(const Run* run, int64_t runs, Entries list, const float* x, int64_t pitch,
-                     bool fresh, float* y, int64_t of_tile, Lines& lines) {
+                     bool fresh, float* y, int64_t of_row, int64_t of_tile, Lines& lines) {
   for (const Run* last = run + runs; run < last; ++run, y += of_tile) {
     lines.fetch();
     vec sum[HIGH][WIDE];
@@ -76,12 +76,11 @@ void accumulate_runs(const Run* run, int64_t runs, Entries list, const float* x,
     for (; k < run->end; ++k, next >>= 16) {
       add(list.values[k] - vec{}, static_cast<uint16_t>(next));
     }
-    vec* tile = reinterpret_cast<vec*>(y);
 #pragma GCC unroll 32
     for (int i = 0; i < HIGH; ++i) {
 #pragma GCC unroll 32
       for (int j = 0; j < WIDE; ++j) {
-        vec& place = tile[i * WIDE + j];
+        vec& place = *reinterpret_cast<vec*>(y + i * of_row + j * V);
         place = fresh ? sum[i][j] : place + sum[i][j];
       }
     }

@@ -52,6 +52,14 @@ struct Entries {
   uint16_t* offsets;
 };
 
+// Writes the numbers of a mask from `at` on, V entries in all; how many they are.
+inline int64_t append_kept(vec x, ints offsets, uint32_t kept, Entries to, int64_t at) {
+  *reinterpret_cast<vec*>(to.values + at) = compress(x, kept);
+  *reinterpret_cast<shorts*>(to.offsets + at) =
+      __builtin_convertvector(compress(offsets, kept), shorts);
+  return __builtin_popcount(kept);
+}
+
 // Shifts that share rows or columns of X: those of the same remainder by the stride.
 struct Classes {
   int count = 0;
@@ -240,5 +248,22 @@ Status with_plan(const int64_t* numbers, const Function& function) {
   }
   return function(plan);
 }
+
+// Lines of memory that are fetched meanwhile, some of them in each run.
+struct Lines {
+  const void **next, **end;
+  int64_t of_run;
+
+  void fetch() {
+    for (int64_t i = 0; i < of_run && next < end; ++i) __builtin_prefetch(*next++, 0, 2);
+  }
+};
+
+// For each run, one tile of y after the other: y[i * row + j vectors] += sum over the run's entries
+// of value * x[offset + i * pitch + j vectors]. `fresh`: y holds nothing.
+using Accumulate = void (*)(const Run*, int64_t, Entries, const float* x, int64_t pitch, bool fresh,
+                            float* y, int64_t of_row, int64_t of_tile, Lines&);
+
+Accumulate find_accumulate(int64_t high, int64_t wide);
 
 }  // namespace fst

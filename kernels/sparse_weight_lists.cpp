@@ -10,8 +10,6 @@ namespace {
 
 using namespace fst;
 
-typedef uint16_t shorts __attribute__((vector_size(2 * V), aligned(2), may_alias));
-
 // Tap and offset of the weights of a phase's runs, in order.
 struct Phase {
   int64_t taps = 0;
@@ -29,10 +27,7 @@ int64_t append_nonzeros(const typename T::Int* values, const uint16_t* offsets, 
     odd += x * 0.0f;
     const uint32_t kept = nonzeros(x) >> done << done;
     const shorts all = *reinterpret_cast<const shorts*>(offsets + from);
-    const ints own = compress(__builtin_convertvector(all, ints), kept);
-    *reinterpret_cast<vec*>(to.values + found) = compress(x, kept);
-    *reinterpret_cast<shorts*>(to.offsets + found) = __builtin_convertvector(own, shorts);
-    found += __builtin_popcount(kept);
+    found += append_kept(x, __builtin_convertvector(all, ints), kept, to, found);
   };
   for (; i + V <= count; i += V) append(i, 0);
   if (i < count && count >= V && found + V <= room) {

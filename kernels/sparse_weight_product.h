@@ -11,23 +11,6 @@
 
 namespace fst {
 
-// Lines of memory that are fetched meanwhile, some of them in each run.
-struct Lines {
-  const void **next, **end;
-  int64_t of_run;
-
-  void fetch() {
-    for (int64_t i = 0; i < of_run && next < end; ++i) __builtin_prefetch(*next++, 0, 2);
-  }
-};
-
-// For each run, one tile of y after the other: y[i][j] += sum over the run's entries of
-// value * x[offset + i * pitch + j vectors]. `fresh`: y holds nothing.
-using Accumulate = void (*)(const Run*, int64_t, Entries, const float*, int64_t, bool, float*,
-                            int64_t, Lines&);
-
-Accumulate find_accumulate(int64_t high, int64_t wide);
-
 constexpr int64_t TASKS = 4;  // at least, for each thread
 constexpr int64_t LINE = 64;  // bytes of a line of the cache
 
@@ -224,7 +207,7 @@ struct Product {
         for (int64_t f = 0; f < p.phases(); ++f) {
           const Run* run = runs + ((g * p.blocks + b) * p.phases() + f - g) * p.results;
           accumulate(run + begin, end - begin, entries, x, p.of_row * 4, b == 0,
-                     strip.y + (f * all + begin) * size, size, lines);
+                     strip.y + (f * all + begin) * size, wide * V, size, lines);
         }
       }
     }
