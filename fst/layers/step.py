@@ -115,7 +115,7 @@ def _before_step(
     stepping = weakref.ref(optimizer)
     for layer in layers:
         transient = layer.transient
-        if transient.frozen is not None:
+        if transient.frozen_block is not None and transient.frozen is not None:
             raise UsageError(
                 f"{type(optimizer).__name__}.step changes the weight of layer "
                 f"{layer.layer_name!r} inside fst.frozen(model): step outside of it."
