@@ -181,6 +181,7 @@ def test_strategies_without_a_pattern_are_refused(net: Net) -> None:
             ["example_input: ", "(1, 5, 8, 8)", "channels"],
         ),
         ({"include": "nothing"}, ["include='nothing'"]),
+        ({"exclude": "nothing"}, ["exclude='nothing'"]),
         ({"exclude": "*"}, ["nothing to make sparse"]),
     ],
 )

