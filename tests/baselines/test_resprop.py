@@ -1,7 +1,6 @@
 """resprop: what it reuses, and the gradients that it remembers."""
 
 import copy
-import io
 
 import pytest
 import torch
@@ -12,8 +11,9 @@ import fst
 from fst.api.report import describe_layer
 from fst.baselines.resprop import LEAST_THRESHOLD
 from tests.cases import error
-from tests.networks import batch, end_step, gradients, small_net, train
+from tests.networks import batch, end_step, gradients, small_net
 from tests.oracle.conv import reference_conv2d
+from tests.strategies.weight_systems import Training
 
 
 class Step:
@@ -236,34 +236,19 @@ def test_resprop_with_activation_checkpointing(use_reentrant):
         assert torch.equal(gradient, recomputed[name]), name
 
 
-def test_resprop_resumes_bit_for_bit():
-    def build():
-        net = small_net()
-        fst.convert(net, fst.get_strategy("resprop", threshold=0.01, warmup=4))
-        return net, torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-
-    net, optimizer = build()
-    train(net, optimizer, range(3))
-    file = io.BytesIO()
-    torch.save([net.state_dict(), optimizer.state_dict(), fst.sparsity_state(net)], file)
-    train(net, optimizer, range(3, 7))
-    file.seek(0)
-    model, momentum, sparsity = torch.load(file, weights_only=True)
-
-    def resume(sparsity):
-        other, other_optimizer = build()
-        other.load_state_dict(model)
-        other_optimizer.load_state_dict(momentum)
-        fst.load_sparsity_state(other, sparsity)
-        train(other, other_optimizer, range(3, 7))
-        return [
-            torch.equal(p, q) for p, q in zip(net.parameters(), other.parameters(), strict=True)
-        ]
-
-    assert all(resume(sparsity))
-    for entry in sparsity.values():
+def test_resprop_does_not_resume_without_its_memories():
+    """With them it does: test_schedules."""
+    options = dict(threshold=0.01, warmup=4)
+    whole, other = (Training("resprop", **options) for _ in range(2))
+    whole.steps(3)
+    other.load(whole.saved())
+    state = fst.sparsity_state(other.net)
+    for entry in state.values():
         entry["memories"] = {}
-    assert not all(resume(sparsity)), "the memories matter"
+    fst.load_sparsity_state(other.net, state)
+    for training in (whole, other):
+        training.steps(3, 7)
+    assert not torch.equal(whole.net[0].weight, other.net[0].weight)
 
 
 def test_resprop_training_cannot_be_compiled_and_says_so():

@@ -248,29 +248,6 @@ def test_autocast_changes_no_mask():
 # ---------------------------------------------------------------- bad input
 
 
-@pytest.mark.parametrize(
-    ("n", "m", "named"),
-    [
-        (3, 2, "n"),
-        (0, 4, "n"),
-        (-1, 4, "n"),
-        (1, 0, "m"),
-        (2, 33, "m"),
-        (2.0, 4, "n"),
-        (2, "4", "m"),
-        (True, 4, "n"),
-        (None, 4, "n"),
-    ],
-)
-@pytest.mark.parametrize("function", ["nm_mask", "transposable_mask"])
-def test_bad_pattern(n, m, named, function):
-    with pytest.raises((ValueError, TypeError), match=rf"\b{named}\b"):
-        if function == "nm_mask":
-            nm_mask(torch.zeros(8, 8), n, m, 0)
-        else:
-            transposable_mask(torch.zeros(8, 8), n, m)
-
-
 @pytest.mark.parametrize("dim", [2, -3])
 def test_bad_dim(dim):
     with pytest.raises(IndexError):

@@ -6,6 +6,7 @@ import pickle
 import sys
 
 import pytest
+import torch
 
 import fst
 from fst import NM, Strategy
@@ -16,9 +17,11 @@ from fst.baselines.meprop import TopK
 from fst.baselines.prunetrain import ChannelLasso
 from fst.baselines.resprop import Reuse
 from fst.rules.alternating import Alternating
+from fst.rules.masks import nm_mask
 from fst.rules.nm import SameAsOutput, Transposable
 from fst.rules.phases import Phases
 from fst.rules.sampled import Sampled
+from fst.rules.transposable_masks import transposable_mask
 from fst.rules.values import Fading, MultiAxis, SoftThreshold
 from fst.rules.weight import Unstructured
 from fst.strategies.acdc import Alternation
@@ -174,9 +177,20 @@ def test_defaults_of_the_papers():
 
 @pytest.mark.parametrize(
     ("n", "m"),
-    [(5, 4), (0, 4), (-1, 4), (1, 0), (2, 33), (0, 0), (2.0, 4), (2, 4.0), ("2", 4), (2, None)],
+    [
+        *((5, 4), (0, 4), (-1, 4), (1, 0), (2, 33), (0, 0), (3, 2)),
+        *((2.0, 4), (2, 4.0), ("2", 4), (2, "4"), (2, None), (None, 4), (True, 4)),
+    ],
 )
-@pytest.mark.parametrize("rule", [NM, Transposable])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        *(NM, Transposable),
+        lambda _, n, m: nm_mask(torch.zeros(8, 8), n, m, 0),
+        lambda _, n, m: transposable_mask(torch.zeros(8, 8), n, m),
+    ],
+    ids=["NM", "Transposable", "nm_mask", "transposable_mask"],
+)
 def test_bad_patterns(rule, n, m):
     with pytest.raises((ValueError, TypeError)) as caught:
         rule("weight", n, m)
@@ -184,15 +198,6 @@ def test_bad_patterns(rule, n, m):
     bad = n if not (isinstance(n, int) and n >= 1) else m
     assert repr(bad) in message or f"{n}" in message
     assert "32" in message or "integer" in message
-
-
-def test_bool_is_no_number():
-    with pytest.raises((ValueError, TypeError), match="True"):
-        NM("weight", True, 4)
-    with pytest.raises((ValueError, TypeError), match="True"):
-        Alternating(phase=True)
-    with pytest.raises((ValueError, TypeError), match="True"):
-        Transposable(interval=True)
 
 
 BAD_RULES = [
@@ -277,6 +282,16 @@ BAD_RULES = [
     (Reuse, dict(threshold=float("inf")), ["threshold", "inf"]),
     (Reuse, dict(warmup=-1), ["warmup", "-1"]),
     (Reuse, dict(warmup=2.5), ["warmup", "2.5"]),
+    (ChannelLasso, dict(ratio=1), ["ratio", "1"]),
+    (ChannelLasso, dict(ratio=-0.1), ["ratio", "-0.1"]),
+    (ChannelLasso, dict(ratio=True), ["ratio", "True"]),
+    (ChannelLasso, dict(interval=0), ["interval", "0"]),
+    (ChannelLasso, dict(interval=1.5), ["interval", "1.5"]),
+    (ChannelLasso, dict(threshold=-1e-4), ["threshold", "-0.0001"]),
+    (ChannelLasso, dict(threshold=float("inf")), ["threshold", "inf"]),
+    (NM, dict(operand="weight", rule="mvue"), ["rule='mvue'", "operand='grad_output'"]),
+    (Alternating, dict(phase=True), ["True"]),
+    (Transposable, dict(interval=True), ["True"]),
 ]
 
 

@@ -9,7 +9,13 @@ from torch import nn
 
 import fst
 from tests.networks import attach, batch, optimizer_for, small_net, train
-from tests.strategies.weight_systems import OPTIMIZERS, SYSTEMS, Training, assert_resumes
+from tests.strategies.weight_systems import (
+    OPTIMIZERS,
+    PHASED,
+    SYSTEMS,
+    Training,
+    assert_resumes,
+)
 from tests.strategy_settings import SETTINGS, of_each_kind
 
 
@@ -99,13 +105,36 @@ def test_a_kept_mask_is_compiled_for_evaluation(name):
         torch.testing.assert_close(compiled(batch()), training.net(batch()))
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-@pytest.mark.parametrize("name", SYSTEMS)
-@pytest.mark.parametrize("stop", [1, 5, 9, 13])
-def test_resume_in_the_middle_of_a_schedule(name, optimizer, stop):
-    options = dict(interval=3) if name in ("dpf", "rigl") else {}
-    options |= dict(choose=0.3, enforce=0.6) if name == "clicktrain" else {}
-    assert_resumes(lambda: Training(name, optimizer, **options), stop)
+RESUMED = {
+    **PHASED,
+    "rigl-2:4": PHASED["rigl"],
+    **{"asp": {}, "asfp": {}, "dpf": dict(interval=3), "rigl": dict(interval=3), "step": {}},
+    "clicktrain": dict(choose=0.3, enforce=0.6),
+    "resprop": dict(threshold=0.01, warmup=4),
+}
+STOPS = (1, 3, 5, 7, 9, 12, 13, 15, 18)
+
+
+def _each_stop():
+    """All crossings; of each strategy a third of the stops, with one optimizer, run in part."""
+    for index, name in enumerate(RESUMED):
+        for at, stop in enumerate(STOPS):
+            for which, optimizer in enumerate(("sgd", "adamw")):
+                runs = at % 3 == index % 3 and (which == at % 2 or name == "step")
+                if name != "step" or optimizer == "adamw":
+                    marks = () if runs else pytest.mark.exhaustive
+                    yield pytest.param(name, stop, optimizer, marks=marks)
+
+
+@pytest.mark.parametrize(("name", "stop", "optimizer"), _each_stop())
+def test_resume_in_any_phase(name, optimizer, stop):
+    def training():
+        found = Training(name.partition("-")[0], optimizer, **RESUMED[name])
+        for group in found.optimizer.param_groups:
+            group["lr"] = 0.01
+        return found
+
+    assert_resumes(training, stop)
 
 
 def _trained(row, closure):

@@ -9,26 +9,12 @@ from torch import nn
 
 import fst
 from fst.rules.mvue import mvue
-from fst.rules.nm import NM
 from fst.strategies.acdc import Alternation
 from fst.strategies.maxq import FewerDenseGroups
 from fst.strategies.sdgf import frames
 from tests.networks import batch, small_net, train
 from tests.oracle.methods import approximate_inclusion, inclusion
-from tests.strategies.weight_systems import OPTIMIZERS, Training, assert_resumes
-
-PHASED = {
-    "sste": dict(dense_tail=0.25),
-    "tsrste": dict(dense_tail=0.25, interval=3),
-    "acdc": dict(period=0.1),
-    "sdgf": dict(n=1),
-    "mdgf": {},
-    "maxq": dict(ramp=0.5),
-    "fst_w": dict(grad_input="double", permutations=4, interval=3),
-    "rigl": dict(n=2, m=4, interval=3),
-    "mvue": {},
-}
-
+from tests.strategies.weight_systems import OPTIMIZERS, PHASED, Training
 
 # ------------------------------------------------------------------------------- unbiased pruning
 
@@ -77,13 +63,6 @@ def test_mvue_of_zeros_and_of_what_is_not_finite(approximate):
     assert torch.equal(drawn[2:], rows[2:]) or drawn[2:].nan_to_num(7).equal(rows[2:].nan_to_num(7))
 
 
-def test_mvue_is_a_rule_of_grad_output_alone():
-    with pytest.raises(ValueError, match="rule='mvue' is defined for operand='grad_output'"):
-        NM("weight", rule="mvue")
-    with pytest.raises(ValueError, match="approximate=True is defined for 2:4, not for n=1, m=4"):
-        fst.get_strategy("mvue", n=1, approximate=True)
-
-
 # ------------------------------------------------------------------------------------------ phases
 
 
@@ -91,31 +70,6 @@ def trained(name, steps, total=20, **options):
     training = Training(name, "adamw", total=total, **{**PHASED.get(name, {}), **options})
     training.steps(steps)
     return training
-
-
-STOPS = (1, 7, 15, 18)
-
-
-def _each_stop(names):
-    """All crossings; of each strategy one stop and one optimizer run in part."""
-    for index, name in enumerate(names):
-        for at, stop in enumerate(STOPS):
-            for which, optimizer in enumerate(("sgd", "adamw")):
-                runs = at == index % len(STOPS) and which == index // len(STOPS) % 2
-                yield pytest.param(
-                    *(name, stop, optimizer), marks=() if runs else pytest.mark.exhaustive
-                )
-
-
-@pytest.mark.parametrize(("name", "stop", "optimizer"), [*_each_stop(PHASED)])
-def test_resume_in_any_phase(name, optimizer, stop):
-    def training():
-        found = Training(name, optimizer, **PHASED[name])
-        for group in found.optimizer.param_groups:
-            group["lr"] = 0.01
-        return found
-
-    assert_resumes(training, stop)
 
 
 @pytest.mark.parametrize("name", PHASED)
@@ -156,27 +110,6 @@ def test_a_dense_tail_is_dense(name):
     training.step(16)
     for p, q in zip(net.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(p, q)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("sste", dict(dense_tail=1.0), "dense_tail"),
-        ("acdc", dict(warmup=0.5, last_dense=0.5), "1.15 of the training"),
-        ("acdc", dict(period=0.0), "period=0.0"),
-        ("sdgf", dict(dense_start=0.5, settled=0.5), "no step on the way"),
-        ("sdgf", dict(m=8, structure="geometric"), "groups of 64"),
-        ("sdgf", dict(structure="steps"), "structure='steps'"),
-        ("mdgf", dict(decline="log"), "decline='log'"),
-        ("maxq", dict(ramp=1.0), "ramp"),
-        ("fst_w", dict(grad_input="twice"), "grad_input='twice'"),
-        ("fst_w", dict(permutations=3), "needs grad_input='double'"),
-        ("fst_w", dict(grad_input="double", interval=3), "needs permutations"),
-    ],
-)
-def test_options_are_checked_by_name(name, options, message):
-    with pytest.raises(ValueError, match=message):
-        fst.get_strategy(name, **options)
 
 
 @pytest.mark.parametrize(
@@ -305,10 +238,3 @@ def test_rigl_replaces_within_groups(n, m):
             assert (layer.weight[~mask] == 0).all()
     assert any(not torch.equal(a, b) for a, b in zip(masks[0], masks[-1], strict=True))
     assert fst.verify(fst.fold(training.net), n, m).ok
-
-
-def test_rigl_has_a_sparsity_or_a_pattern():
-    with pytest.raises(ValueError, match=r"sparsity=0\.5: the pattern n=2, m=4"):
-        fst.get_strategy("rigl", n=2, m=4, sparsity=0.5)
-    with pytest.raises(ValueError, match="n=2, m=None: give both"):
-        fst.get_strategy("rigl", n=2)

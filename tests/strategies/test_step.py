@@ -5,7 +5,7 @@ import torch
 
 import fst
 from tests.networks import small_net, train
-from tests.strategies.weight_systems import OPTIMIZERS, Training, assert_resumes
+from tests.strategies.weight_systems import OPTIMIZERS, Training
 
 
 def step_training(optimizer="adamw", total=20, **options):
@@ -60,13 +60,6 @@ def test_layers_without_a_gradient_are_left_alone():
     assert fst.verify(fst.fold(training.net)).ok
 
 
-@pytest.mark.parametrize("stop", [3, 9, 12])
-def test_step_resumes_exactly(stop):
-    assert_resumes(step_training, stop)
-
-
 def test_step_needs_adam():
     with pytest.raises(ValueError, match="optimizer is a SGD: strategy 'step' holds the second"):
         step_training("sgd")
-    with pytest.raises(ValueError, match=r"earliest=0\.6 must not exceed latest=0\.5"):
-        fst.get_strategy("step", earliest=0.6)

@@ -24,6 +24,17 @@ for_gradients_that_are_not_plain = pytest.mark.parametrize(
     ids=["scaled", "climbed"],
 )
 SYSTEMS = ("asp", "asfp", "dpf", "rigl", "clicktrain")
+PHASED = {  # since 2021, with phases that fit into 20 steps
+    "sste": dict(dense_tail=0.25),
+    "tsrste": dict(dense_tail=0.25, interval=3),
+    "acdc": dict(period=0.1),
+    "sdgf": dict(n=1),
+    "mdgf": {},
+    "maxq": dict(ramp=0.5),
+    "fst_w": dict(grad_input="double", permutations=4, interval=3),
+    "rigl": dict(n=2, m=4, interval=3),
+    "mvue": {},
+}
 
 
 class Training:
