@@ -18,10 +18,11 @@ from fst.ops.backends.depthwise import Layer, PreparedDepthwise, refuses_depthwi
 from fst.ops.backends.zeros_weight import ACTIVATIONS
 from fst.ops.geometry import LINEAR, Geometry
 from tests.cases import without_onednn
+from tests.kernels.convolutions import DTYPES, THREADS, shapes
 from tests.kernels.values import with_threads
-from tests.oracle.geometry import Windows
+from tests.oracle.geometry import Windows, output_size
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+KERNELS = ((3, 3), (3, 3), (1, 1), (5, 5), (2, 3), (7, 1))
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "": lambda x: x,
     "relu": F.relu,
@@ -31,8 +32,6 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 pytestmark = pytest.mark.skipif(bool(cpp.missing()), reason=f"the C++ kernels: {cpp.missing()}")
-
-pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))
 
 
 def layer(*shape: int, dtype: torch.dtype = torch.float32, kept: float = 1.0) -> Layer:
@@ -44,18 +43,9 @@ def layer(*shape: int, dtype: torch.dtype = torch.float32, kept: float = 1.0) ->
 @st.composite
 def chains(draw) -> dict:
     """A depthwise convolution with or without others around it, an input and a residual."""
-    kernel = draw(st.sampled_from([(3, 3), (3, 3), (1, 1), (5, 5), (2, 3), (7, 1)]))
-    stride = draw(st.one_of(st.just((1, 1)), pairs))
-    dilation = draw(st.one_of(st.just((1, 1)), pairs))
-    padding = draw(st.tuples(st.integers(0, 4), st.integers(0, 4)))
-    span = [dilation[i] * (kernel[i] - 1) + 1 for i in range(2)]
-    size = draw(st.tuples(st.integers(1, 17), st.integers(1, 31)))
-    size = tuple(max(size[i], span[i] - 2 * padding[i]) for i in range(2))
+    size, kernel, geometry = draw(shapes(KERNELS))
     channels, dtype = draw(st.integers(16, 40)), draw(st.sampled_from(DTYPES))
-    around, kept = (
-        draw(st.tuples(st.booleans(), st.booleans())),
-        draw(st.sampled_from([0.0, 0.3, 1])),
-    )
+    around, kept = draw(st.tuples(st.booleans(), st.booleans())), draw(st.sampled_from([0, 0.3, 1]))
     torch.manual_seed(draw(st.integers(0, 2**16)))
     inside = draw(st.integers(1, 40)) if around[0] else channels
     layers = [
@@ -70,17 +60,16 @@ def chains(draw) -> dict:
             bias = of.bias if draw(st.booleans()) else None
             layers[i] = Layer(of.weight, bias, draw(st.integers(0, len(ACTIVATIONS) - 1)))
     samples = draw(st.sampled_from([1, 2, 5]))
-    windows = Windows(size, kernel, stride, padding, dilation)
     last = layers[2] or layers[1]
-    shape = (samples, len(last.weight), *windows.output)
+    shape = (samples, len(last.weight), *output_size(size, kernel, *geometry[:3]))
     with_residual = around[1] and draw(st.booleans())
     return {
         "input": maps(samples, inside, *size, dtype=dtype),
         "layers": layers,
-        "geometry": Geometry(stride, padding, dilation, channels),
+        "geometry": geometry._replace(groups=channels),
         "residual": maps(*shape, dtype=dtype) if with_residual else None,
         "kept": draw(st.sampled_from([1, 4000, 20_000, depthwise.KEPT])),
-        "threads": draw(st.sampled_from([1, 2, 5])),
+        "threads": draw(THREADS),
     }
 
 

@@ -12,7 +12,7 @@ from torch import nn
 import fst
 from fst.ops import cpp
 from fst.ops.backends.lists_cpp import list_grad_input, list_grad_weight
-from fst.ops.backends.zeros_maps import maps_grad_input, maps_output
+from fst.ops.backends.zeros_maps import maps_grad_input, maps_grad_weight, maps_output
 from fst.ops.backends.zeros_weight import refuses_zeros, zeros_output
 from fst.ops.geometry import Geometry, geometry_of
 from fst.ops.positions.draw import draw_positions, measure_positions
@@ -65,9 +65,53 @@ def test_the_numbers_of_a_convolution_are_checked(changed, message):
         lambda: measure_positions(GRADS, (5, 5), (3, 3), *numbers, True),
         lambda: list_grad_weight(GRADS, IMAGES, *listed, *numbers, 1, False),
         lambda: list_grad_input(GRADS, WEIGHT, INDEX, SCALE, IMAGES.shape, *numbers, 1),
+        lambda: maps_grad_weight(
+            GRADS, IMAGES, INDEX, SCALE, None, None, WEIGHT.shape, *numbers, 1, False, "input"
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             call()
+
+
+def _list_grad_weight(index, scale, mean, sums, grads, images, groups, source=None):
+    given = (grads, images, index, scale, source, mean, sums, WEIGHT.shape)
+    return list_grad_weight(*given, (1, 1), (1, 1), (1, 1), groups, False)
+
+
+def _maps_grad_weight(index, scale, mean, sums, grads, images, groups):
+    given = (grads, images, index, scale, mean, sums, WEIGHT.shape)
+    return maps_grad_weight(*given, (1, 1), (1, 1), (1, 1), groups, False, "input")
+
+
+LISTED = dict(index=INDEX, scale=SCALE, mean=None, sums=None, grads=GRADS, images=IMAGES, groups=1)
+BY_LISTS = (_list_grad_weight,)
+BY_BOTH = (_list_grad_weight, _maps_grad_weight)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason", "products"),
+    [
+        ({"index": INDEX.flip(0)}, "index must be ascending", BY_BOTH),
+        ({"index": INDEX + 43}, "positions of the output map", BY_BOTH),
+        ({"index": INDEX - 4}, "positions of the output map", BY_BOTH),
+        ({"index": INDEX.long()}, "index torch.int64", BY_BOTH),
+        ({"scale": torch.ones(3)}, r"weight torch.float32 \(3,\)", BY_BOTH),
+        ({"mean": torch.ones(4)}, r"mean torch.float32 \(4,\)", BY_BOTH),
+        ({"sums": torch.ones(4, 3)}, r"sums torch.float32 \(4, 3\)", BY_BOTH),
+        ({"grads": torch.ones(2, 4, 5, 6)}, "must have the shape", BY_BOTH),
+        ({"images": torch.ones(2, 6, 5, 5)}, "takes 3 channels", BY_BOTH),
+        ({"images": IMAGES.half()}, "input has dtype torch.float16", BY_BOTH),
+        ({"grads": torch.ones(2, 4, 5, 10)[..., ::2]}, "contiguous or channels_last", BY_BOTH),
+        ({"groups": 3}, "groups=3 must divide 4 channels", BY_BOTH),
+        ({"source": INDEX * 7 + 1}, "source from 22 to 50", BY_LISTS),
+        ({"source": INDEX, "grads": torch.ones(2, 5, 3, 3)}, "must have 4 channels", BY_LISTS),
+    ],
+)
+def test_operands_and_lists_that_do_not_fit_are_named(changed, reason, products):
+    for product in products:
+        assert product(**LISTED).shape == WEIGHT.shape
+        with pytest.raises((TypeError, ValueError), match=reason):
+            product(**{**LISTED, **changed})
 
 
 def test_shapes_are_checked():

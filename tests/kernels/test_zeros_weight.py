@@ -13,77 +13,27 @@ from torch.nn import functional
 
 from fst.ops import cpp
 from fst.ops.backends import zeros_weight as zeros
-from fst.ops.geometry import Geometry, convolve, input_gradient, is_channels_last
+from fst.ops.geometry import Geometry, is_channels_last, output_shape
+from tests.cases import error
+from tests.kernels.convolutions import (
+    DTYPES,
+    FORMATS,
+    PLAIN,
+    THREADS,
+    assert_as_exact,
+    convolutions,
+    exact,
+    operands,
+    torchs,
+)
 from tests.kernels.values import with_threads
-from tests.oracle.geometry import Windows
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-FORMATS = (torch.contiguous_format, torch.channels_last)
 LANES = (0, 1, 2)
-PLAIN = Geometry((1, 1), (1, 1), (1, 1), 1)
 
 pytestmark = pytest.mark.skipif(bool(cpp.missing()), reason=f"the C++ kernels: {cpp.missing()}")
 
-pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))
-
-
-@st.composite
-def products(draw) -> dict:
-    """Operands of both products, in any dtype and memory format, with zeros in the weight."""
-    kernel = draw(st.sampled_from([(1, 1), (1, 1), (3, 3), (3, 3), (1, 3), (5, 2), (7, 7)]))
-    stride = draw(st.one_of(st.just((1, 1)), pairs))
-    dilation = draw(st.one_of(st.just((1, 1)), pairs))
-    padding = draw(st.tuples(st.integers(0, 3), st.integers(0, 2)))
-    span = [dilation[i] * (kernel[i] - 1) + 1 for i in range(2)]
-    size = draw(st.tuples(st.integers(1, 15), st.integers(1, 31)))
-    size = tuple(max(size[i], span[i] - 2 * padding[i]) for i in range(2))
-    geometry = Geometry(stride, padding, dilation, draw(st.sampled_from([1, 1, 2, 3])))
-    inside, out = draw(st.integers(1, 35)), draw(st.integers(1, 35)) * geometry.groups
-    samples = draw(st.sampled_from([1, 3, 8, 9, 17]))
-    dtype = draw(st.sampled_from(DTYPES))
-    torch.manual_seed(draw(st.integers(0, 2**16)))
-
-    def made(*shape: int) -> Tensor:
-        memory = draw(st.sampled_from(FORMATS))
-        return torch.randn(shape).to(dtype).contiguous(memory_format=memory)
-
-    input, weight = made(samples, inside * geometry.groups, *size), made(out, inside, *kernel)
-    weight *= torch.rand_like(weight) < draw(st.sampled_from([0.0, 0.1, 0.5, 1.0]))
-    map = Windows(size, kernel, stride, padding, dilation).output
-    return {
-        "input": input,
-        "weight": weight,
-        "grad_output": made(samples, out, *map),
-        "geometry": geometry,
-        "lanes": draw(st.sampled_from(LANES)),
-        "threads": draw(st.sampled_from([1, 2, 5])),
-    }
-
-
-def oracle(operand: Tensor, weight: Tensor, geometry: Geometry, size=None) -> Tensor:
-    """Y of an input, or dX of ``size`` of a grad_output, in float64 by unfolded windows."""
-    stride, padding, dilation, groups = geometry
-    maps = operand if size is None else torch.empty(size)
-    windows = Windows(maps.shape[2:], weight.shape[2:], stride, padding, dilation)
-    matrix = weight.double().unflatten(0, (groups, -1)).flatten(2)
-    if size is None:
-        columns = windows.im2col(operand.double()).unflatten(1, (groups, -1))
-        product = torch.einsum("goi,ngip->ngop", matrix, columns)
-        return product.reshape(len(operand), len(weight), *windows.output)
-    rows = operand.double().flatten(2).unflatten(1, (groups, -1))
-    columns = torch.einsum("goi,ngop->ngip", matrix, rows).flatten(1, 2)
-    return windows.col2im(columns, size[1])
-
-
-def assert_as_exact(found: Tensor, exact: Tensor, same: Tensor) -> None:
-    """Error at most twice that of torch's result, and one rounding of the largest number."""
-    assert found.shape == exact.shape and found.dtype == same.dtype
-    allowed = 2 * (same.double() - exact).norm() + torch.finfo(found.dtype).eps * exact.norm()
-    assert (found.double() - exact).norm() <= allowed
-
-
-def dense(input: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-    return convolve(input, weight, geometry)(input, weight, None)
+products = convolutions(samples=(1, 3, 8, 9, 17))
+lanes_of_all = st.sampled_from(LANES)
 
 
 def lists_of(weight: Tensor, size, geometry: Geometry, lanes: int = 0) -> Tensor:
@@ -95,8 +45,8 @@ def lists_of(weight: Tensor, size, geometry: Geometry, lanes: int = 0) -> Tensor
 def by_lists(input: Tensor, lists: Tensor, shape, geometry: Geometry, lanes: int = 0) -> Tensor:
     """Y of a compressed weight of this shape, by the kernel itself."""
     numbers = zeros.product_numbers(input.shape, shape, geometry, False, lanes)
-    weight = torch.empty(shape, dtype=input.dtype)
-    found = torch.empty_like(dense(input, weight, geometry), memory_format=memory_of(input))
+    found = torch.empty(output_shape(input.shape, shape, geometry), dtype=input.dtype)
+    found = found.contiguous(memory_format=memory_of(input))
     layouts = [x.is_contiguous(memory_format=torch.channels_last) for x in (input, found)]
     cpp.kernel("fst_zeros_product")(
         *(input.data_ptr(), cpp.KINDS[input.dtype], cpp.integers(*layouts)),
@@ -121,60 +71,50 @@ def gradient(
 
 
 @pytest.mark.each_isa
-@given(products())
-def test_output(c):
+@given(products, lanes_of_all, THREADS)
+def test_output(c, lanes, threads):
     input, weight, geometry = c["input"], c["weight"], c["geometry"]
-    arguments = (input, weight, None, None, None, *geometry, 0, c["lanes"])
-    found = with_threads(c["threads"], zeros.zeros_output, *arguments)
+    arguments = (input, weight, None, None, None, *geometry, 0, lanes)
+    found = with_threads(threads, zeros.zeros_output, *arguments)
     assert found.is_contiguous() or found.is_contiguous(memory_format=torch.channels_last)
     if not input.is_contiguous():
         assert found.is_contiguous(memory_format=torch.channels_last)
-    assert_as_exact(found, oracle(input, weight, geometry), dense(input, weight, geometry))
+    assert_as_exact(found, exact(c).output, torchs(c).output)
 
 
 @pytest.mark.each_isa
-@given(products())
-def test_grad_input(c):
-    grad_output, weight, geometry = c["grad_output"], c["weight"], c["geometry"]
-    size = c["input"].shape
-    arguments = (grad_output, weight, size, *geometry, c["lanes"])
-    found = with_threads(c["threads"], zeros.zeros_grad_input, *arguments)
-    if not grad_output.is_contiguous():
+@given(products, lanes_of_all, THREADS)
+def test_grad_input(c, lanes, threads):
+    arguments = (c["grad_output"], c["weight"], c["input"].shape, *c["geometry"], lanes)
+    found = with_threads(threads, zeros.zeros_grad_input, *arguments)
+    if not c["grad_output"].is_contiguous():
         assert found.is_contiguous(memory_format=torch.channels_last)
-    exact = oracle(grad_output, weight, geometry, size)
-    assert_as_exact(
-        found, exact, input_gradient(grad_output, weight, geometry, size)(grad_output, weight)
-    )
+    assert_as_exact(found, exact(c).grad_input, torchs(c).grad_input)
 
 
 @pytest.mark.each_isa
-@given(products(), st.integers(0, 4), st.booleans(), st.booleans())
-def test_bias_residual_and_activation(c, activation, with_bias, with_residual):
+@given(products, lanes_of_all, THREADS, st.integers(0, 4), st.booleans(), st.booleans())
+def test_bias_residual_and_activation(c, lanes, threads, activation, with_bias, with_residual):
     input, weight, geometry = c["input"], c["weight"], c["geometry"]
-    exact, same = (
-        oracle(input, weight, geometry),
-        dense(input.float(), weight.float(), geometry),
-    )
+    single = {name: c[name].float() for name in ("input", "weight", "grad_output")}
     bias = torch.randn(len(weight)) if with_bias else None
-    residual = (
-        torch.empty_like(output(input, weight, geometry)).normal_() if with_residual else None
-    )
-    arguments = (input, weight, None, bias, residual, *geometry, activation, c["lanes"])
-    found = with_threads(c["threads"], zeros.zeros_output, *arguments)
-    if with_bias:
-        exact, same = exact + bias.double().view(-1, 1, 1), same + bias.view(-1, 1, 1)
+    wanted, same = exact(c, bias).output, torchs({**c, **single}, bias).output
+    residual = None
     if with_residual:
-        exact, same = exact + residual.double(), same + residual
+        residual = torch.empty_like(output(input, weight, geometry)).normal_()
+        wanted, same = wanted + residual.double(), same + residual
+    arguments = (input, weight, None, bias, residual, *geometry, activation, lanes)
+    found = with_threads(threads, zeros.zeros_output, *arguments)
     if activation:
         function = getattr(functional, zeros.ACTIVATIONS[activation])
-        exact, same = function(exact), function(same)
-    assert_as_exact(found, exact, same.to(input.dtype))
+        wanted, same = function(wanted), function(same)
+    assert_as_exact(found, wanted, same.to(input.dtype))
 
 
-@given(products())
-def test_lists_serve_many_calls(c):
-    input, weight, geometry, lanes = c["input"], c["weight"], c["geometry"], c["lanes"]
-    lists = with_threads(c["threads"], lists_of, weight, input.shape, geometry, lanes)
+@given(products, lanes_of_all, THREADS)
+def test_lists_serve_many_calls(c, lanes, threads):
+    input, weight, geometry = c["input"], c["weight"], c["geometry"]
+    lists = with_threads(threads, lists_of, weight, input.shape, geometry, lanes)
     wanted = output(input, weight, geometry, lanes=lanes)
     for _ in range(2):
         assert torch.equal(by_lists(input, lists, weight.shape, geometry, lanes), wanted)
@@ -186,20 +126,15 @@ def test_lists_serve_many_calls(c):
 @pytest.mark.parametrize("samples", [1, 8, 9])
 @pytest.mark.parametrize("channels", [(64, 40), (37, 130), (300, 20)])
 def test_many_blocks_of_channels_and_strips(channels, samples, memory):
-    inside, out = channels
-    input = torch.randn(samples, inside, 11, 37).contiguous(memory_format=memory)
-    weight = torch.randn(out, inside, 3, 3).contiguous(memory_format=memory)
-    weight *= torch.rand_like(weight) < 0.25
     for stride in ((1, 1), (2, 2), (3, 2)):
         geometry = PLAIN._replace(stride=stride)
-        exact = oracle(input, weight, geometry)
-        grad_output = torch.empty_like(dense(input, weight, geometry)).normal_()
-        exact_gradient = oracle(grad_output, weight, geometry, input.shape)
+        c = operands(samples, *channels, (11, 37), (3, 3), geometry, memory=[memory] * 3, kept=0.25)
+        wanted, weight, size = exact(c), c["weight"], c["input"].shape
         for lanes in (1, 2):
-            found = output(input, weight, geometry, lanes=lanes)
-            assert (found - exact).norm() < 1e-6 * exact.norm()
-            found = gradient(grad_output, weight, input.shape, geometry, lanes=lanes)
-            assert (found - exact_gradient).norm() < 1e-6 * exact_gradient.norm()
+            found = output(c["input"], weight, geometry, lanes=lanes)
+            assert error(found, wanted.output) < 1e-6
+            found = gradient(c["grad_output"], weight, size, geometry, lanes=lanes)
+            assert error(found, wanted.grad_input) < 1e-6
 
 
 @pytest.mark.parametrize("shape", [(1, 48, 1, 100), (5, 48, 1, 1), (3, 7, 1, 50), (64, 33, 1, 1)])
@@ -207,10 +142,9 @@ def test_tokens_of_a_linear_layer(shape):
     input = torch.randn(shape[0], *shape[2:], shape[1]).permute(0, 3, 1, 2)
     weight = torch.randn(29, shape[1], 1, 1) * (torch.rand(29, shape[1], 1, 1) < 0.5)
     geometry = PLAIN._replace(padding=(0, 0))
-    exact = oracle(input, weight, geometry)
+    wanted = functional.conv2d(input.double(), weight.double())
     for lanes in LANES:
-        found = output(input, weight, geometry, lanes=lanes)
-        assert (found - exact).norm() < 1e-6 * exact.norm()
+        assert error(output(input, weight, geometry, lanes=lanes), wanted) < 1e-6
 
 
 @pytest.mark.each_isa
