@@ -157,33 +157,41 @@ void add_where_zero(const float* __restrict weight, const uint8_t* __restrict ma
 
 }  // namespace
 
-// grad_output x (samples, channels, positions) into y; distances of their samples, channels and
-// positions, in elements. `seed` is null unless the choice is random.
-FST_EXPORT int fst_prune_grad_output(const void* x, void* y, int64_t kind, int64_t samples,
-                                     int64_t channels, int64_t positions, const int64_t* from,
-                                     const int64_t* to, int64_t n, int64_t m, int64_t by_group,
-                                     int64_t by_sample, int64_t groups, const int64_t* seed,
+// Numbers of a call, as fst/ops/backends/prune_cpp.py orders them.
+struct OfMaps {
+  int64_t kind, samples, channels, positions;
+  int64_t from[3], to[3];  // distances of samples, channels and positions, in elements
+  int64_t n, m, by_group, by_sample, groups;
+};
+
+struct OfWeight {
+  int64_t kind, result, rows, channels, taps, last, groups;
+  int64_t n_output, m_output, n_grad_input, m_grad_input;
+};
+
+// grad_output x (samples, channels, positions) into y. `seed` is null unless the choice is random.
+FST_EXPORT int fst_prune_grad_output(const void* x, void* y, const OfMaps* of, const int64_t* seed,
                                      int64_t threads) {
-  if (n < 1 || !is_pattern(n, m) || (seed && m > MOST_DRAWN_M) ||
-      !within(1, INT64_MAX, {samples, channels, positions, groups}) || channels % groups) {
+  if (of->n < 1 || !is_pattern(of->n, of->m) || (seed && of->m > MOST_DRAWN_M) ||
+      !within(1, INT64_MAX, {of->samples, of->channels, of->positions, of->groups}) ||
+      of->channels % of->groups) {
     return BAD_NUMBERS;
   }
-  Rule rule{static_cast<int>(n), static_cast<int>(m)};
-  rule.by_group = by_group;
+  Rule rule{static_cast<int>(of->n), static_cast<int>(of->m)};
+  rule.by_group = of->by_group;
   rule.seed = seed;
-  return with_format(kind, [&](auto format) {
-    return prune_samples<decltype(format)>(x, y, samples, channels, positions, from, to, rule,
-                                           groups, by_sample, threads);
+  return with_format(of->kind, [&](auto format) {
+    return prune_samples<decltype(format)>(x, y, of->samples, of->channels, of->positions, of->from,
+                                           of->to, rule, of->groups, of->by_sample, threads);
   });
 }
 FST_ARGUMENTS(fst_prune_grad_output)
 
 // weight (groups * rows, channels, taps) into S(W) with its mask and S(W^T), where n is not 0.
-FST_EXPORT int fst_prune_weight(const void* weight, int64_t kind, int64_t result, int64_t rows,
-                                int64_t channels, int64_t taps, int64_t last, int64_t groups,
-                                int64_t n_output, int64_t m_output, int64_t n_grad_input,
-                                int64_t m_grad_input, void* output, void* mask, void* grad_input,
-                                int64_t threads) {
+FST_EXPORT int fst_prune_weight(const void* weight, const OfWeight* of, void* output, void* mask,
+                                void* grad_input, int64_t threads) {
+  const auto [kind, result, rows, channels, taps, last, groups, n_output, m_output, n_grad_input,
+              m_grad_input] = *of;
   if ((kind != result && kind != SINGLE) || !is_pattern(n_output, m_output) ||
       !is_pattern(n_grad_input, m_grad_input) ||
       !within(1, INT64_MAX, {rows, channels, taps, groups}) || (n_output && !(output && mask)) ||
@@ -193,8 +201,9 @@ FST_EXPORT int fst_prune_weight(const void* weight, int64_t kind, int64_t result
   const Rule along{static_cast<int>(n_output), static_cast<int>(m_output)};
   const Rule across{static_cast<int>(n_grad_input), static_cast<int>(m_grad_input)};
   const auto run = [&](auto from, auto to) {
-    prune_rows<decltype(from), decltype(to)>(weight, rows, channels, taps, last, groups, along,
-                                             across, output, mask, grad_input, threads);
+    prune_rows<decltype(from), decltype(to)>(weight, of->rows, of->channels, of->taps, of->last,
+                                             of->groups, along, across, output, mask, grad_input,
+                                             threads);
     return DONE;
   };
   if (kind == result) return with_format(kind, [&](auto format) { return run(format, format); });

@@ -183,7 +183,7 @@ def test_kernels_refuse_sizes_that_are_no_convolution(changed):
 def test_kernels_refuse_positions_and_patterns_that_do_not_fit():
     x, y, mask = torch.randn(8, 4), torch.empty(8, 4), torch.empty(8, 4, dtype=torch.bool)
     index, weight, source = INDEX.clone(), SCALE.clone(), torch.tensor([0, 50], dtype=torch.int32)
-    strides, layouts = cpp.integers(32, 4, 1), cpp.integers(0, 0, 0)
+    layouts = cpp.integers(0, 0, 0)
     grads, images, result = GRADS.clone(), IMAGES.clone(), WEIGHT.clone()
     starts = torch.tensor([1.0, math.nan, 0.5], dtype=torch.float64)
     outside = (_pointer(source), 2, 25, 50, None, None, _numbers(), 3, 4, 1, layouts)
@@ -200,19 +200,20 @@ def test_kernels_refuse_positions_and_patterns_that_do_not_fit():
         *(
             (
                 "fst_prune_grad_output",
-                (_pointer(x), _pointer(y), kind, 1, 8, 4, strides, strides, n, m, 0, 0, groups, 0),
+                (
+                    *(_pointer(x), _pointer(y)),
+                    *(cpp.integers(kind, 1, 8, 4, *(32, 4, 1) * 2, n, m, 0, 0, groups), 0),
+                ),
             )
-            for kind, n, m, groups in ((3, 2, 4, 1), (0, 0, 4, 1), (0, 5, 4, 1), (0, 2, 33, 1))
-        ),
-        (
-            "fst_prune_grad_output",
-            (_pointer(x), _pointer(y), 0, 1, 8, 4, strides, strides, 2, 4, 0, 0, 3, 0),
+            for kind, n, m, groups in (
+                *((3, 2, 4, 1), (0, 0, 4, 1), (0, 5, 4, 1), (0, 2, 33, 1), (0, 2, 4, 3)),
+            )
         ),
         *(
             (
                 "fst_prune_weight",
                 (
-                    *(_pointer(x), kind, 0, 8, 4, 1, 1, 1, n, m, 0, 0),
+                    *(_pointer(x), cpp.integers(kind, 0, 8, 4, 1, 1, 1, n, m, 0, 0)),
                     *(_pointer(y), _pointer(mask), 0),
                 ),
             )

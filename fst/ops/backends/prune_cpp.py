@@ -44,7 +44,7 @@ def prune_weight(
     _check_pattern(n_output, m_output, least=0)
     _check_pattern(n_grad_input, m_grad_input, least=0)
     sizes = (rows // groups, channels, height * width, weight.stride(1) == 1, groups)
-    numbers = (cpp.KINDS[weight.dtype], cpp.KINDS[dtype], *sizes, *patterns)
+    numbers = cpp.integers(cpp.KINDS[weight.dtype], cpp.KINDS[dtype], *sizes, *patterns)
     run, is_empty = cpp.kernel("fst_prune_weight"), not weight.numel()
 
     def prune(weight: Tensor) -> list[Tensor]:
@@ -58,7 +58,7 @@ def prune_weight(
             results.append(mask := torch.empty_like(weight, dtype=torch.bool))
         if not is_empty:
             run(
-                *(weight.data_ptr(), *numbers, None if first is None else first.data_ptr()),
+                *(weight.data_ptr(), numbers, None if first is None else first.data_ptr()),
                 None if mask is None else mask.data_ptr(),
                 None if second is None else second.data_ptr(),
             )
@@ -79,13 +79,12 @@ def prune_grad_output(
     if rule == "random" and (seed is None or seed.dtype != torch.int64 or seed.numel() != 1):
         raise ValueError("rule='random' needs seed=, one int64.")
     place = 2 if width == 1 else 3
-    strides = [grad_output.stride(axis) for axis in (0, 1, place)]
     made = torch.empty_like(grad_output, device="meta")
-    written = cpp.integers(*(made.stride(axis) for axis in (0, 1, place)))
+    strides = [x.stride(axis) for x in (grad_output, made) for axis in (0, 1, place)]
     rescaled = rescale if rule == "magnitude_rescaled" else ""
-    numbers = (
-        *(cpp.KINDS[grad_output.dtype], samples, channels, height * width, cpp.integers(*strides)),
-        *(written, n, m, rescaled == "group", rescaled == "sample_channel", groups),
+    numbers = cpp.integers(
+        *(cpp.KINDS[grad_output.dtype], samples, channels, height * width, *strides, n, m),
+        *(rescaled == "group", rescaled == "sample_channel", groups),
     )
     run, is_empty = cpp.kernel("fst_prune_grad_output"), not grad_output.numel()
     draw = seed if rule == "random" else None
@@ -94,7 +93,7 @@ def prune_grad_output(
         pruned = torch.empty_like(grad_output)
         if not is_empty:
             drawn = None if draw is None else draw.data_ptr()
-            run(grad_output.data_ptr(), pruned.data_ptr(), *numbers, drawn)
+            run(grad_output.data_ptr(), pruned.data_ptr(), numbers, drawn)
         return pruned
 
     return prune
