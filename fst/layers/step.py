@@ -206,6 +206,9 @@ def _decay_once(layers: Layers, optimizer: Optimizer, *, decoupled: bool) -> Non
             that do not contain it; or "decoupled" decay finds no stored weight.
     """
     scale, seen = getattr(optimizer, "grad_scale", None), set()
+    is_refused = isinstance(optimizer, LBFGS) or any(
+        group.get("maximize") for group in optimizer.param_groups
+    )
     for layer in layers:
         weight, strategy, transient = _weight_of(layer), layer.strategy, layer.transient
         if weight is None or weight.grad is None:
@@ -217,7 +220,8 @@ def _decay_once(layers: Layers, optimizer: Optimizer, *, decoupled: bool) -> Non
             continue
         is_stored = transient.decay_mask is not None or layer.multiplies_parameter
         if strategy.decay_mode == "gradient":
-            _check_takes_decay(layer, optimizer, weight)
+            if is_refused:
+                _check_takes_decay(layer, optimizer, weight)
         elif not is_stored:
             raise UsageError(
                 f"layer {layer.layer_name!r}: decay_mode='decoupled' works on a stored weight, and "
@@ -233,9 +237,7 @@ def _decay_once(layers: Layers, optimizer: Optimizer, *, decoupled: bool) -> Non
 
 
 def _check_takes_decay(layer: SparseLayer, optimizer: Optimizer, weight: Tensor) -> None:
-    for group in optimizer.param_groups:
-        if group.get("maximize"):
-            check_descends(optimizer, weight)
+    check_descends(optimizer, weight)
     if isinstance(optimizer, LBFGS):
         raise UsageError(
             f"LBFGS compares losses, which lack the decay of layer {layer.layer_name!r} "

@@ -33,6 +33,12 @@ MOST_POSITIONS = 2**31 - 1  # an index has 32 bits
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as kernels/cpu.h numbers them
 LAST = torch.channels_last
 TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64}  # as kernels/cpu.h names them
+FAILURES = {  # as kernels/cpu.h numbers them
+    1: (MemoryError, "no memory for what it packs"),
+    2: (ValueError, "index must be ascending positions of the output map"),
+    3: (ValueError, "its numbers describe no operands that it could read."),
+    4: (FloatingPointError, "a weight is infinite or NaN"),
+}
 _used_threads = 0  # the process whose threads have run a kernel; a forked one inherits the number
 
 
@@ -111,14 +117,9 @@ def kernel(name: str) -> Callable[..., None]:
         if threads > 1 and _used_threads != process():
             _refuse_fork(threads)
         status = function(*given, threads)
-        if status == 1:
-            raise MemoryError(f"{name}: no memory for what it packs")
-        if status == 2:
-            raise ValueError("index must be ascending positions of the output map")
-        if status == 3:
-            raise ValueError(f"{name}: its numbers describe no operands that it could read.")
-        if status == 4:
-            raise FloatingPointError(f"{name}: a weight is infinite or NaN")
+        if status:
+            kind, what = FAILURES[status]
+            raise kind(f"{name}: {what}")
 
     return run
 

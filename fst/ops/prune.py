@@ -34,15 +34,14 @@ def add_residual(
         mask: of S(W), True = kept; target, weight and mask have one shape.
         scale: one number on any device, which is not waited for; None: 1.
     """
-    weight = weight.detach()
     if scale is None and _kernel_adds(target, weight, mask):
-        if target.numel():
-            pointers = (weight.data_ptr(), mask.data_ptr(), target.data_ptr())
+        if count := target.numel():
+            pointers = weight.data_ptr(), mask.data_ptr(), target.data_ptr()
             number = ctypes.c_double(factor)
-            cpp.kernel("fst_add_residual")(*pointers, target.numel(), ctypes.addressof(number))
+            cpp.kernel("fst_add_residual")(*pointers, count, ctypes.addressof(number))
         torch.autograd.graph.increment_version(target)
         return
-    pull = remove_kept(weight, mask)
+    pull = remove_kept(weight.detach(), mask)
     target.add_(pull if scale is None else pull * scale.to(pull.device), alpha=factor)
 
 
@@ -53,15 +52,17 @@ def _kernel_adds(target: Tensor, weight: Tensor, mask: Tensor) -> bool:
     """
     if torch.compiler.is_compiling() or cpp.missing():
         return False
-    first = torch.contiguous_format if target.is_contiguous() else cpp.LAST
-    if first is cpp.LAST and target.dim() != 4:
+    if not (target.is_cpu and weight.is_cpu and mask.is_cpu):
         return False
-    for x, dtype in ((target, torch.float32), (weight, torch.float32), (mask, torch.bool)):
-        if not (x.is_cpu and x.dtype == dtype and type(x) in (Tensor, nn.Parameter)):
-            return False
-        if not x.is_contiguous(memory_format=first):
-            return False
-    return True
+    if not (type(target) is type(mask) is Tensor and type(weight) in (Tensor, nn.Parameter)):
+        return False
+    if not (target.dtype == weight.dtype == torch.float32 and mask.dtype == torch.bool):
+        return False
+    if target.is_contiguous():
+        return weight.is_contiguous() and mask.is_contiguous()
+    return target.dim() == 4 and all(
+        x.is_contiguous(memory_format=cpp.LAST) for x in (target, weight, mask)
+    )
 
 
 def is_of_weight(rule: Rule | None) -> TypeGuard[Rule]:
