@@ -4,7 +4,7 @@ A `Backend` is one implementation; `choose` picks one for the operands at hand. 
 depend on it.
 """
 
-from fst.backends.choice import choose, compute, forget_decisions
+from fst.backends.choice import choose, compute
 from fst.backends.record import Decision, Record
 from fst.backends.registry import (
     NO_GAIN,
@@ -18,6 +18,7 @@ from fst.backends.registry import (
     register_backend,
     register_operation,
 )
+from fst.backends.store import forget as forget_decisions
 
 __all__ = [
     "NO_GAIN",

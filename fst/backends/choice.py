@@ -249,11 +249,6 @@ def _fastest(times: Times, operands: Operands, default: str) -> tuple[str, str]:
     return best, f"measured: {gain:.2f}x the speed of {default}{failed}"
 
 
-def forget_decisions() -> None:
-    """Forget the times that this process knows; the files on disk stay and are read anew."""
-    store.forget()
-
-
 def draw_seed(generator: torch.Generator | None, device: torch.device) -> Tensor:
     """A seed for kernels: one int64 on ``device``, drawn without a host synchronisation."""
     source = device if generator is None else generator.device

@@ -128,5 +128,5 @@ def add(surroundings: dict[str, Any], key: str, times: Times) -> None:
 
 
 def forget() -> None:
-    """Forget what this process knows; the files stay and are read anew."""
+    """Forget the times that this process knows; the files on disk stay and are read anew."""
     _KNOWN.clear()
