@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fst.backends.record import Record
 from fst.ops.arguments import IntPair, check_tensors, compute_dtype, padded_geometry
-from fst.ops.conv import Call, convolve_pruned, images_of_rows, rows_of_images
+from fst.ops.conv import convolve_pruned, images_of_rows, rows_of_images
 from fst.ops.geometry import LINEAR, Geometry
 from fst.ops.plan import CallPlan, draws_of
 from fst.rules.strategy import Strategy
@@ -94,5 +94,4 @@ def _convolve(
     plan = CallPlan(strategy, geometry, dtype, Record(), trains=True)
     pruned = plan.prune(weight.detach(), generator)
     draws = draws_of(strategy, input, generator)
-    call = Call(plan, pruned, draws, strategy.gradient_decay)
-    return convolve_pruned(input, weight, bias, call)
+    return convolve_pruned(input, weight, bias, plan, pruned, draws, strategy.gradient_decay)

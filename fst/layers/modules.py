@@ -27,7 +27,6 @@ from fst.layers.remembered import LayerPlan, LayerState, TransientState
 from fst.layers.weights import PrunableWeight
 from fst.ops.arguments import check_tensors, compute_dtype, padded_geometry
 from fst.ops.conv import (
-    Call,
     convolve_pruned,
     images_of_rows,
     refuse_double_backward,
@@ -204,8 +203,12 @@ class SparseLayer(PrunableWeight):
             transient.decay_mask = weight, weight._version, pruned.mask
         draws = self._draws(input, plan.trains) if strategy.has_draws else NOTHING_DRAWN
         counts = plan.trains and record.counting and transient.calls == 1
-        call = Call(plan, pruned, draws, known.decay, counts, state.step, is_dense)
-        output = convolve_pruned(maps, multiplied, bias, call)
+        output = convolve_pruned(
+            *(maps, multiplied, bias, plan, pruned, draws, known.decay),
+            counts=counts,
+            step=state.step,
+            is_dense=is_dense,
+        )
         return output if known.is_plain else self._result(output, input)
 
     def _refuse_double_backward(self, grad_output: Tensor) -> None:
@@ -224,8 +227,9 @@ class SparseLayer(PrunableWeight):
         plan = CallPlan(strategy, geometry, dtype, self.state.record, trains=False)
         pruned = plan.prune(weight.detach(), mask=self._due_mask(weight, trains=False))
         decay = strategy.gradient_decay if trains and not self.multiplies_parameter else 0.0
-        call = Call(plan, pruned, draws_of(strategy, input), decay)
-        return self._result(convolve_pruned(padded, weight, self.bias, call), input)
+        draws = draws_of(strategy, input)
+        output = convolve_pruned(padded, weight, self.bias, plan, pruned, draws, decay)
+        return self._result(output, input)
 
     def _draws(self, input: Tensor, trains: bool) -> Draws:
         """The draws of this call's rules on grad_output and input.

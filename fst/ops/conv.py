@@ -34,16 +34,14 @@ class Call(NamedTuple):
         decay: λ of the term λ(W − S(W)) that this call adds to grad_weight.
         counts: whether zeros are counted.
         step: of the layer.
-        is_dense: whether all products are known to be dense.
     """
 
     plan: CallPlan
     pruned: PrunedWeight
-    draws: Draws = NOTHING_DRAWN
-    decay: float = 0.0
-    counts: bool = False
-    step: int = 0
-    is_dense: bool = False
+    draws: Draws
+    decay: float
+    counts: bool
+    step: int
 
 
 class _SparseConv2d(torch.autograd.Function):
@@ -148,20 +146,38 @@ def with_values(weight: Tensor, values: Tensor) -> Tensor:
     return passed
 
 
-def convolve_pruned(input: Tensor, weight: Tensor, bias: Tensor | None, call: Call) -> Tensor:
-    """`sparse_conv2d` with the weight already pruned, and the geometry already checked."""
-    plan, multiplied = call.plan, call.pruned.output
+def convolve_pruned(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    plan: CallPlan,
+    pruned: PrunedWeight,
+    draws: Draws = NOTHING_DRAWN,
+    decay: float = 0.0,
+    *,
+    counts: bool = False,
+    step: int = 0,
+    is_dense: bool = False,
+) -> Tensor:
+    """`sparse_conv2d` with the weight already pruned, and the geometry already checked.
+
+    Args:
+        draws, decay, counts, step: see `Call`.
+        is_dense: whether all products are known to be dense.
+    """
     dtype = plan.dtype
     if input.dtype != dtype:
         input = input.to(dtype)
     if bias is not None and bias.dtype != dtype:
         bias = bias.to(dtype)
     if forward_ad._current_level >= 0:
+        call = Call(plan, pruned, draws, decay, counts, step)
         return _WithTangents.apply(input, weight, bias, call)
     if not torch.is_grad_enabled():
-        return plan.output(input, multiplied, bias)
-    if call.is_dense and not call.decay and plan.strategy.multiplies_one_weight:
-        return plan.dense_output(input, with_values(weight, multiplied), bias)
+        return plan.output(input, pruned.output, bias)
+    if is_dense and not decay and plan.strategy.multiplies_one_weight:
+        return plan.dense_output(input, with_values(weight, pruned.output), bias)
+    call = Call(plan, pruned, draws, decay, counts, step)
     return _SparseConv2d.apply(input, weight, bias, call)
 
 

@@ -146,10 +146,10 @@ def test_a_frozen_weight_is_pruned_in_each_call_and_never_decays(strategy, monke
     calls: list[int] = []
     convolve_pruned = modules.convolve_pruned
 
-    def counted(input, weight, bias, call):
-        assert torch.count_nonzero(call.pruned.output) * 2 == call.pruned.output.numel()
+    def counted(input, weight, bias, plan, pruned, *given, **named):
+        assert torch.count_nonzero(pruned.output) * 2 == pruned.output.numel()
         calls.append(weight.data_ptr())
-        return convolve_pruned(input, weight, bias, call)
+        return convolve_pruned(input, weight, bias, plan, pruned, *given, **named)
 
     monkeypatch.setattr(modules, "convolve_pruned", counted)
     before = model[0].weight.clone()
