@@ -144,6 +144,28 @@ class Block(nn.Module):
         return self.relu(y)
 
 
+class Inverted(nn.Module):
+    """MobileNetV2's block; ``parts``: which of its three convolutions it has."""
+
+    channels = 32  # of the depthwise one
+
+    def __init__(self, outside: int = 8, parts: str = "abc", stride: int = 1) -> None:
+        super().__init__()
+        inside = self.channels
+        first, last = (outside if part in parts else inside for part in "ac")
+        layers: list[nn.Module] = []
+        if "a" in parts:
+            layers += [nn.Conv2d(first, inside, 1, bias=False), nn.BatchNorm2d(inside), nn.ReLU6()]
+        depthwise = nn.Conv2d(inside, inside, 3, stride, 1, groups=inside)
+        layers += [depthwise, nn.BatchNorm2d(inside), nn.SiLU()]
+        if "c" in parts:
+            layers += [nn.Conv2d(inside, last, 1, bias=False), nn.BatchNorm2d(last)]
+        self.layers, self.adds = nn.Sequential(*layers), stride == 1 and first == last
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.layers(x) if self.adds else self.layers(x)
+
+
 def keep(model: nn.Module, n: int = 2, m: int = 4) -> nn.Module:
     """Zeros of N:M along input channels, where they fit; batch norms that do something."""
     for module in model.modules():

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,42 +12,14 @@ from fst.inference.packed import PackedLayer
 from fst.ops.backends.depthwise import PreparedDepthwise
 from fst.ops.cpp import missing
 from tests.inference.ranks import BY_ZEROS, rank
-from tests.networks import keep, relative
+from tests.networks import Inverted, keep, relative
 
-pytestmark = pytest.mark.skipif(bool(missing()), reason="the C++ kernels are missing")
+pytestmark = [
+    pytest.mark.skipif(bool(missing()), reason="the C++ kernels are missing"),
+    pytest.mark.usefixtures("without_gradients"),
+]
 
-CHANNELS = 32
-
-
-@pytest.fixture
-def in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products in one go are the fastest."""
-    rank(monkeypatch, BY_ZEROS)
-
-
-@pytest.fixture(autouse=True)
-def without_gradients() -> Iterator[None]:
-    with torch.no_grad():
-        yield
-
-
-class Inverted(nn.Module):
-    """MobileNetV2's block; ``parts``: which of its three convolutions it has."""
-
-    def __init__(self, parts: str = "abc", stride: int = 1) -> None:
-        super().__init__()
-        first, last = (8 if part in parts else CHANNELS for part in "ac")
-        layers: list[nn.Module] = []
-        if "a" in parts:
-            layers += [nn.Conv2d(8, CHANNELS, 1, bias=False), nn.BatchNorm2d(CHANNELS), nn.ReLU6()]
-        depthwise = nn.Conv2d(CHANNELS, CHANNELS, 3, stride, 1, groups=CHANNELS)
-        layers += [depthwise, nn.BatchNorm2d(CHANNELS), nn.SiLU()]
-        if "c" in parts:
-            layers += [nn.Conv2d(CHANNELS, 8, 1, bias=False), nn.BatchNorm2d(8)]
-        self.layers, self.adds = nn.Sequential(*layers), stride == 1 and first == last
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.layers(x) if self.adds else self.layers(x)
+CHANNELS = Inverted.channels
 
 
 def depthwise() -> nn.Conv2d:
@@ -72,8 +40,8 @@ def made(model: nn.Module) -> nn.Module:
 
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("parts", ["abc", "ab", "bc", "b"])
-def test_blocks(parts: str, stride: int, in_one_go: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = made(Inverted(parts, stride))
+def test_blocks(parts: str, stride: int, by_zeros: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = made(Inverted(8, parts, stride))
     channels = 8 if "a" in parts else CHANNELS
     packed = fst.pack(model, torch.randn(2, channels, 9, 9))
     report = packed.report
@@ -91,7 +59,7 @@ def test_blocks(parts: str, stride: int, in_one_go: None, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("kinds", ["dpdp", "pdpdp", "ddpdd", "pdpp", "dp"])
-def test_a_layer_belongs_to_one_chain(kinds: str, in_one_go: None) -> None:
+def test_a_layer_belongs_to_one_chain(kinds: str, by_zeros: None) -> None:
     layers = [depthwise() if kind == "d" else pointwise() for kind in kinds]
     model, x = made(nn.Sequential(*layers)), torch.randn(2, CHANNELS, 9, 9)
     packed = fst.pack(model, x)
@@ -112,7 +80,7 @@ class Added(nn.Module):
 
 
 @pytest.mark.parametrize("kinds", ["d", "pd", "dp", "pdp"])
-def test_residuals(kinds: str, in_one_go: None) -> None:
+def test_residuals(kinds: str, by_zeros: None) -> None:
     layers = [depthwise() if kind == "d" else pointwise() for kind in kinds]
     model, x = made(Added(*layers)), torch.randn(2, CHANNELS, 9, 9)
     packed = fst.pack(model, x)
@@ -121,7 +89,7 @@ def test_residuals(kinds: str, in_one_go: None) -> None:
     assert relative(packed(x), model(x)) < 1e-5
 
 
-def test_weights_that_are_not_contiguous(in_one_go: None) -> None:
+def test_weights_that_are_not_contiguous(by_zeros: None) -> None:
     model = made(nn.Sequential(pointwise(), depthwise(), pointwise()))
     for place in (0, 2):
         weight = model[place].weight.detach().transpose(0, 1)
@@ -150,7 +118,7 @@ class Shared(nn.Module):
         return self.p(x) + self.q(x * 2)
 
 
-def test_a_layer_that_two_parts_share(in_one_go: None) -> None:
+def test_a_layer_that_two_parts_share(by_zeros: None) -> None:
     model, x = made(Shared()), torch.randn(2, CHANNELS, 9, 9)
     assert relative(fst.pack(model, x)(x), model(x)) < 1e-5
 
@@ -177,53 +145,13 @@ def test_nothing_gained(slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert relative(packed(x), model(x)) < 1e-5
 
 
-def test_other_forms_of_the_input(in_one_go: None) -> None:
-    model = made(nn.Sequential(Inverted(), Inverted()))
-    packed = fst.pack(model, torch.randn(2, 8, 9, 9))
-    wide = torch.randn(4, 16, 9, 9)
-    for x in (wide[:, :8], wide[:, ::2], wide[:, :8, :1, :3], wide[:0, :8]):
-        found, expected = packed(x), model(x)
-        assert found.shape == expected.shape
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-    with pytest.raises(RuntimeError):
-        packed(wide)
-
-
-def test_weights_that_change(in_one_go: None) -> None:
-    model, x = made(Inverted()), torch.randn(2, 8, 9, 9)
-    packed = fst.pack(model, x)
-    before = packed(x)
-    for parameter in model.parameters():
-        parameter.mul_(1.5)
-    packed.load_state_dict(model.state_dict())
-    assert not torch.equal(packed(x), before) and relative(packed(x), model(x)) < 1e-5
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
-def test_copies(copied: object, in_one_go: None) -> None:
-    model, x = made(Inverted()), torch.randn(2, 8, 9, 9)
-    packed = fst.pack(model, x)
-    twin = copied(packed)
-    assert torch.equal(twin(x), packed(x)) and twin.report == packed.report
-    twin.load_state_dict({name: value * 0 for name, value in twin.state_dict().items()})
-    assert not torch.equal(twin(x), packed(x)) and relative(packed(x), model(x)) < 1e-5
-
-
-def test_sixteen_bits(in_one_go: None) -> None:
-    model, x = made(Inverted()), torch.randn(2, 8, 9, 9)
-    packed = fst.pack(model, x, dtype=torch.bfloat16)
-    found = packed(x.bfloat16())
-    assert found.dtype == torch.bfloat16 and packed.report.chains[0].decision.backend == "depthwise"
-    assert relative(found.float(), model(x)) < 0.05
-
-
-def test_export_computes_the_layers_one_by_one(in_one_go: None) -> None:
+def test_export_computes_the_layers_one_by_one(by_zeros: None) -> None:
     model, x = made(Inverted()), torch.randn(2, 8, 9, 9)
     packed = fst.pack(model, x)
     assert relative(torch.export.export(packed, (x,)).module()(x), model(x)) < 1e-5
 
 
-def test_parts_that_are_called_alone_are_the_plain_ones(in_one_go: None) -> None:
+def test_parts_that_are_called_alone_are_the_plain_ones(by_zeros: None) -> None:
     model, x = made(Inverted()), torch.randn(2, 8, 9, 9)
     packed = fst.pack(model, x)
     for layer, plain in zip(packed.layers, model.layers, strict=True):
@@ -232,7 +160,7 @@ def test_parts_that_are_called_alone_are_the_plain_ones(in_one_go: None) -> None
             assert relative(layer(given), x) < 1e-5
 
 
-def test_training_is_refused_by_name(in_one_go: None) -> None:
+def test_training_is_refused_by_name(by_zeros: None) -> None:
     packed, x = fst.pack(made(Inverted()), torch.randn(2, 8, 9, 9)), torch.randn(2, 8, 9, 9)
     packed.layers[0].train()
     with pytest.raises(UsageError, match=r"layer 'layers.0' is packed.* is in training mode"):
@@ -267,7 +195,7 @@ class Hostile(nn.Module):
         return last * self.project(v + y) + x
 
 
-def test_nothing_is_chained_that_others_see(in_one_go: None) -> None:
+def test_nothing_is_chained_that_others_see(by_zeros: None) -> None:
     model, x = made(Hostile()), torch.randn(2, 8, 6, 6)
     expected = model(x.clone())
     packed = fst.pack(model, x)
@@ -287,7 +215,7 @@ class Untraceable(nn.Module):
         return x
 
 
-def test_a_depthwise_layer_of_a_model_that_cannot_be_traced(in_one_go: None) -> None:
+def test_a_depthwise_layer_of_a_model_that_cannot_be_traced(by_zeros: None) -> None:
     model, x = made(Untraceable()), torch.randn(2, CHANNELS, 6, 6)
     x = x.to(memory_format=torch.channels_last)
     packed = fst.pack(model, x)

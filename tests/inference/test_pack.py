@@ -25,7 +25,7 @@ from fst.inference.report import NOTHING_GAINED
 from fst.ops.backends.packed import ZerosOverImages
 from fst.ops.cpp import missing
 from tests.inference.ranks import rank
-from tests.networks import Block, keep, relative
+from tests.networks import Block, Inverted, keep, relative
 
 pytestmark = [
     pytest.mark.skipif(bool(missing()), reason="the C++ kernels are missing"),
@@ -40,6 +40,16 @@ def small() -> nn.Module:
         *(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 8), nn.ReLU(), nn.Linear(8, 5)),
     )
     return keep(net)
+
+
+def inverted() -> nn.Module:
+    """Three layers that are computed in one go."""
+    torch.manual_seed(0)
+    return keep(Inverted(4))
+
+
+# small(): layers one by one; the second one is tested wherever a chain might differ
+both_models = pytest.mark.parametrize("made", [small, inverted])
 
 
 @pytest.mark.parametrize(
@@ -281,18 +291,23 @@ def test_times_are_kept_on_disk_and_those_of_another_machine_do_not_count(
     assert plans.decision == packed.get_submodule("0").plans.decision
 
 
-def test_channels_last_and_other_strides(by_zeros: None) -> None:
-    model = small()
+@both_models
+def test_channels_last_and_other_strides(made: Callable[[], nn.Module], by_zeros: None) -> None:
+    model = made()
     packed = fst.pack(model, torch.randn(2, 4, 9, 9))
     wide = torch.randn(4, 8, 9, 9)
-    for x in (wide[:, :4], wide[:, ::2], wide.to(memory_format=torch.channels_last)[:, :4]):
-        assert relative(packed(x), model(x)) < 1e-5
-    x = torch.randn(2, 4, 9, 9).to(memory_format=torch.channels_last)
-    assert relative(packed(x), model(x)) < 1e-5
+    last = wide.to(memory_format=torch.channels_last)
+    for x in (wide[:, :4], wide[:, ::2], last[:, :4], last[:2, :4].contiguous(), wide[:0, :4]):
+        found, expected = packed(x), model(x)
+        assert found.shape == expected.shape
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(RuntimeError):
+        packed(wide)
 
 
-def test_the_state_is_the_plain_models(by_zeros: None) -> None:
-    model, x = small(), torch.randn(2, 4, 9, 9)
+@both_models
+def test_the_state_is_the_plain_models(made: Callable[[], nn.Module], by_zeros: None) -> None:
+    model, x = made(), torch.randn(2, 4, 9, 9)
     packed = fst.pack(model, x)
     plain = model.state_dict()
     assert list(packed.state_dict()) == list(plain)
@@ -300,14 +315,16 @@ def test_the_state_is_the_plain_models(by_zeros: None) -> None:
     torch.manual_seed(1)
     for p in model.parameters():
         p.mul_(1 + torch.rand_like(p))
-    model[1].running_mean.add_(0.5)
+    for norm in (module for module in model.modules() if isinstance(module, nn.BatchNorm2d)):
+        norm.running_mean.add_(0.5)
     packed.load_state_dict(model.state_dict())
     assert relative(packed(x), model(x)) < 1e-5
 
 
+@both_models
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
-def test_copies(by_zeros: None, copied: object) -> None:
-    model, x = small(), torch.randn(2, 4, 9, 9)
+def test_copies(made: Callable[[], nn.Module], by_zeros: None, copied: object) -> None:
+    model, x = made(), torch.randn(2, 4, 9, 9)
     packed = fst.pack(model, x)
     twin = copied(packed)
     assert torch.equal(twin(x), packed(x)) and twin.report == packed.report
@@ -404,16 +421,18 @@ def test_nan_and_infinities(by_zeros: None) -> None:
     assert packed(torch.ones(1, 4, 2, 8)).isnan().all()
 
 
-def test_bfloat16(by_zeros: None) -> None:
-    model, x = small(), torch.randn(2, 4, 9, 9)
+@both_models
+def test_bfloat16(made: Callable[[], nn.Module], by_zeros: None) -> None:
+    model, x = made(), torch.randn(2, 4, 9, 9)
     packed = fst.pack(model, x, dtype=torch.bfloat16)
     found = packed(x.bfloat16())
     assert found.dtype == packed.report.dtype == torch.bfloat16
     assert relative(found.float(), model(x)) < 0.05
-    assert {k: v.dtype for k, v in packed.state_dict().items() if k.startswith("0")} == {
-        "0.weight": torch.float32,
-        "0.bias": torch.float32,
-    }
+    chains = [row.decision.backend for row in packed.report.chains]
+    assert chains == ["depthwise"] * (made is inverted)
+    kept = packed.state_dict()
+    convolutions = [n for n, m in model.named_modules() if isinstance(m, nn.Conv2d)]
+    assert all(kept[f"{name}.weight"].dtype == torch.float32 for name in convolutions)
 
 
 @pytest.mark.system
