@@ -83,16 +83,6 @@ def test_integers_of_numpy_are_integers():
     assert layer(_input()).shape == output.shape == expected
 
 
-@pytest.mark.parametrize(("arguments", "words"), [b[1:] for b in BAD], ids=[b[0] for b in BAD])
-def test_bad_arguments(arguments, words):
-    arguments = {"input": _input(), "weight": _weight(), "strategy": "fst", **arguments}
-    with pytest.raises((ValueError, TypeError)) as caught:
-        fst.sparse_conv2d(**arguments)
-    message = str(caught.value)
-    missing = [word for word in words if word not in message]
-    assert not missing, f"{message!r} does not name {missing}"
-
-
 BAD_LINEAR = [
     ("features", dict(weight=torch.zeros(4, 7)), ["7", "8"]),
     ("weight_1d", dict(weight=torch.zeros(8)), ["weight", "(8,)"]),
@@ -105,13 +95,18 @@ BAD_LINEAR = [
 ]
 
 
+OF_CONV = dict(input=_input(), weight=_weight(), strategy="fst")
+OF_LINEAR = dict(input=torch.zeros(2, 8), weight=torch.zeros(4, 8))
+
+
 @pytest.mark.parametrize(
-    ("arguments", "words"), [b[1:] for b in BAD_LINEAR], ids=[b[0] for b in BAD_LINEAR]
+    ("call", "arguments", "words"),
+    [pytest.param(fst.sparse_conv2d, OF_CONV | b[1], b[2], id=b[0]) for b in BAD]
+    + [pytest.param(fst.sparse_linear, OF_LINEAR | b[1], b[2], id=f"l_{b[0]}") for b in BAD_LINEAR],
 )
-def test_bad_arguments_of_linear(arguments, words):
-    arguments = {"input": torch.zeros(2, 8), "weight": torch.zeros(4, 8), **arguments}
+def test_bad_arguments(call, arguments, words):
     with pytest.raises((ValueError, TypeError)) as caught:
-        fst.sparse_linear(**arguments)
+        call(**arguments)
     missing = [word for word in words if word not in str(caught.value)]
     assert not missing, f"{caught.value} does not name {missing}"
 
