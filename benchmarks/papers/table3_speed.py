@@ -49,8 +49,7 @@ from fst.layers.coverage import multiply_adds
 from fst.layers.modules import SparseLayer, sparse_layers
 from fst.rules.strategy import GEMMS
 from fst.training.engine.checkpoint import newest_checkpoint
-from fst.training.engine.config import load_config
-from fst.training.engine.epochs import set_epochs
+from fst.training.engine.config import load_config, set_epochs
 from fst.training.engine.model import sparse_root
 
 CONFIG = "configs/imagenette_subset.py"

@@ -26,8 +26,7 @@ from fst.lab.document import made_with
 from fst.training.configs import known_keys, read_config
 from fst.training.engine.checkpoint import newest_checkpoint
 from fst.training.engine.checks import check_config
-from fst.training.engine.config import load_config, read_sparsity
-from fst.training.engine.epochs import set_epochs
+from fst.training.engine.config import load_config, read_sparsity, set_epochs
 from fst.training.engine.model import build_model
 
 TRAIN = ["-m", "fst", "train"]  # the arguments of Python that start a training

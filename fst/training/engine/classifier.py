@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from mmengine.model import BaseModel
 from mmengine.registry import MODELS
+from timm.layers import BlurPool2d
 from torch import nn
 
 from fst.basics.values import one_of
 from fst.training.architecture import build_architecture
 from fst.training.engine.recipe import build_loss
-from fst.training.engine.variants import (
-    INITIALISATIONS,
-    blur_strided_convolutions,
-    initialise_convolutions,
-)
 
 PREFIX = "architecture."
+LEAST_BLURRED = 16  # input channels
 
 
 @MODELS.register_module()
@@ -54,7 +52,7 @@ class Classifier(BaseModel):
         mixup = getattr(self.data_preprocessor, "mixup", None)
         self.loss = build_loss(loss, mixed=mixup is not None)
         one_of("test_time_augmentation", test_time_augmentation, (None, "flip"))
-        one_of("initialisation", initialisation, (None, *INITIALISATIONS))
+        one_of("initialisation", initialisation, (None, "kaiming_uniform"))
         one_of("blur_pool", blur_pool, (False, True))
         self.test_time_augmentation = test_time_augmentation
         self.initialisation = initialisation
@@ -107,3 +105,29 @@ def _with_classes(preprocessor: Any, num_classes: int | None) -> Any:
     if not isinstance(preprocessor, Mapping) or not preprocessor.get("mixup"):
         return preprocessor
     return {**preprocessor, "mixup": {"num_classes": num_classes, **preprocessor["mixup"]}}
+
+
+def initialise_convolutions(model: nn.Module) -> None:
+    """Draw the weights of convolutions with more than three input channels from U(−b, b), b² = 6 /
+    fan-in (He et al. 2015 for ReLU).
+
+    So does SDGP's conversion (McDanel et al. 2022, `convert_model` of the official code), which
+    makes these layers anew. PyTorch's own default has b² = 1 / fan-in.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d) and module.in_channels > 3:
+            nn.init.kaiming_uniform_(module.weight, nonlinearity="relu")
+
+
+def blur_strided_convolutions(model: nn.Module) -> None:
+    """Put a binomial 3×3 filter in front of each strided convolution of 16 input channels or more.
+
+    As ffcv's ImageNet training and SDGP's do (after Zhang, "Making Convolutional Networks
+    Shift-Invariant Again", ICML 2019): the filter has stride 1 and zero padding. The convolution
+    at "NAME" becomes "NAME.conv".
+    """
+    for name, module in list(model.named_modules()):
+        strided = isinstance(module, nn.Conv2d) and max(module.stride) > 1
+        if strided and module.in_channels >= LEAST_BLURRED:
+            blur = BlurPool2d(module.in_channels, filt_size=3, stride=1, pad_mode="constant")
+            model.set_submodule(name, nn.Sequential(OrderedDict(blur=blur, conv=module)))

@@ -7,8 +7,7 @@ from mmengine.config import Config
 
 from fst.lab.ablation.grid import load_grid
 from fst.lab.ablation.runs import as_text, make_runs
-from fst.training.engine.config import load_config, read_sparsity
-from fst.training.engine.epochs import set_epochs
+from fst.training.engine.config import load_config, read_sparsity, set_epochs
 
 GRIDS = Path(__file__).resolve().parents[3] / "configs" / "ablation"
 DENSE = {"sparsity": {"strategy": "dense"}}

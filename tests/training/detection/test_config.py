@@ -15,8 +15,7 @@ import fst
 from fst.cli import main
 from fst.lab.ablation.grid import load_grid
 from fst.lab.ablation.runs import as_text, make_runs
-from fst.training.detection.classes import set_num_classes
-from fst.training.detection.config import prepare
+from fst.training.detection.config import prepare, set_num_classes
 from fst.training.detection.sample import random_batch
 from fst.training.engine import SparsityHook
 from fst.training.engine.config import load_config

@@ -11,9 +11,8 @@ from PIL import Image
 from timm.data import create_transform
 
 from fst.training.engine import CIFAR10, ClutteredDigits, Digits, ImageFolder
-from fst.training.engine.data.base import balanced_subset
+from fst.training.engine.data.base import EpochSampler, balanced_subset
 from fst.training.engine.data.loader import build_dataloader, collate
-from fst.training.engine.data.sampler import EpochSampler
 from fst.training.engine.data.transforms import ProgressiveRandomResizedCrop, build_transforms
 from fst.training.engine.random_state import isolated, mixed_seed, seed_all, splitmix64
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from fst.models import resnet9
 from fst.training.engine import Classifier
-from fst.training.engine.variants import blur_strided_convolutions, initialise_convolutions
+from fst.training.engine.classifier import blur_strided_convolutions, initialise_convolutions
 
 
 def test_initialisation_is_that_of_he():

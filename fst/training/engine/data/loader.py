@@ -11,8 +11,7 @@ import torch
 from mmengine.registry import DATASETS
 from torch.utils.data import DataLoader, default_collate
 
-from fst.training.engine.data.base import ImageDataset
-from fst.training.engine.data.sampler import EpochSampler
+from fst.training.engine.data.base import EpochSampler, ImageDataset
 from fst.training.engine.random_state import seed_worker
 
 IN_ORDER = {"type": "DefaultSampler", "shuffle": False}
