@@ -76,8 +76,10 @@ def _signal_handlers():
 
 
 @pytest.fixture(autouse=True)
-def _seed():
+def _seed_and_one_thread():
+    """Commands have an option for the number of threads."""
     torch.manual_seed(0)
+    torch.set_num_threads(1)
 
 
 def kernels_that_run() -> str:

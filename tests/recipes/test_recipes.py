@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import fst
+from tests.images import write_images
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
@@ -77,17 +78,6 @@ def test_a_recipe_trains_folds_and_is_2_of_4(package, recipe, options, tmp_path)
     assert reports and all("are 2:4" in report and "not 2:4" not in report for report in reports)
 
 
-def images_in_folders(root):
-    from PIL import Image
-
-    for split in ("train", "val"):
-        for name in ("cats", "raccoons"):
-            (root / split / name).mkdir(parents=True)
-            for index in range(4):
-                pixels = torch.randint(256, (40, 40, 3), dtype=torch.uint8)
-                Image.fromarray(pixels.numpy()).save(root / split / name / f"{index}.png")
-
-
 # accelerate makes shards on GPUs alone, but for this line
 ON_CPUS = """
 import runpy, sys
@@ -114,7 +104,8 @@ def test_accelerate_with_fsdp2(tmp_path, strategy):
 @pytest.mark.skipif("TIMM_TRAIN" not in os.environ, reason="TIMM_TRAIN names no train.py of timm")
 def test_timm_s_train_script(tmp_path):
     timm = pytest.importorskip("timm")
-    images_in_folders(tmp_path / "data")
+    folders = (f"{split}/{name}" for split in ("train", "val") for name in ("cats", "raccoons"))
+    write_images(tmp_path / "data", dict.fromkeys(folders, 4))
     options = "--model resnet18 --num-classes 2 --input-size 3 32 32 --epochs 1 --batch-size 4"
     options += " --warmup-epochs 0 --workers 0 --device cpu --output out --model-ema --mixup 0.1"
     script = Path(os.environ["TIMM_TRAIN"]).resolve()

@@ -5,7 +5,6 @@ import os
 import sys
 
 import pytest
-import torch
 
 pytest.importorskip("mmdet", reason="needs the det extra: pip install 'fst-train[det]'")
 
@@ -20,6 +19,7 @@ from tests.training.engine.conftest import (  # noqa: F401 (fixtures)
     repo,
     run_python,
     shared_data,
+    train_with_stop,
 )
 
 _numbers = itertools.count()
@@ -29,10 +29,6 @@ _numbers = itertools.count()
 def _quick(monkeypatch):
     # laying out the text of a config for the log takes mmengine as long as these trainings
     monkeypatch.setattr("yapf.yapflib.yapf_api.FormatCode", lambda text, **_: (text, True))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

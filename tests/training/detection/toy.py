@@ -158,6 +158,7 @@ train_cfg = dict(max_epochs=2, val_interval=9)
 optim_wrapper = dict(optimizer=dict(lr={lr}), clip_grad=dict(max_norm=10, norm_type=2))
 param_scheduler = [dict(type="LinearLR", start_factor=0.3, by_epoch=False, begin=0, end=3)]
 default_hooks = dict(logger=dict(interval=1))
+custom_hooks = []
 randomness = dict(seed=3)
 """
 

@@ -46,10 +46,11 @@ default_hooks = dict(
     checkpoint=dict(type="CheckpointHook", interval=1),
     logger=dict(type="LoggerHook", interval=2),
 )
+custom_hooks = []
 randomness = dict(seed=3)
 """
 
-STOP = 'custom_hooks = [dict(type="StopInSecondEpoch")]\n'
+STOP = 'custom_hooks += [dict(type="mmengine.StopInSecondEpoch")]\n'
 
 _numbers = itertools.count()
 
@@ -79,10 +80,6 @@ def tiny_net(num_classes=10):
 @pytest.fixture(autouse=True)
 def _tiny(monkeypatch):
     monkeypatch.setattr(fst.models, "tiny_net", tiny_net, raising=False)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture
@@ -132,7 +129,7 @@ def train_with_stop(train):
     def run(name, *arguments, extra="", **options):
         with pytest.raises(RuntimeError, match="on purpose"):
             train(name, *arguments, extra=extra + STOP, **options)
-        return train(name, "--resume", extra=extra, **options)
+        return train(name, *arguments, "--resume", extra=extra, **options)
 
     return run
 

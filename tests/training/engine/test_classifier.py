@@ -92,8 +92,9 @@ def test_accuracy():
     assert metric.evaluate(1)["accuracy/top1"] == 100
     with pytest.raises(ValueError, match="exceeds the model's 4 classes"):
         Accuracy(topk=5).process(None, [dict(scores=scores, labels=labels)])
-    with pytest.raises(ValueError, match="topk=0"):
-        Accuracy(topk=0)
+    for topk in (0, True):
+        with pytest.raises(ValueError, match=f"topk={topk} must be"):
+            Accuracy(topk=topk)
     with pytest.raises(ValueError, match="no image was evaluated"):
         Accuracy().evaluate(3)
 

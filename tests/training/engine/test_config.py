@@ -7,12 +7,12 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.optim.optimizer import default_constructor as constructor
-from PIL import Image
 
 from fst.cli import main
 from fst.training.engine.checks import PARAMWISE_CFG, check_config
 from fst.training.engine.config import load_config
 from fst.training.engine.data.loader import build_dataloader
+from tests.images import write_images
 
 CIFAR = 'dict(type="CIFAR10", data_root="no/where")'
 
@@ -201,10 +201,7 @@ val_dataloader["dataset"] = dict(
 
 def test_classes_have_the_same_numbers_in_training_and_evaluation(train, write_config, tmp_path):
     images = {"train": "abc", "same": "abc", "fewer": "ab", "shifted": "bc", "more": "abcdefghijk"}
-    for split, classes in images.items():
-        for name in classes:
-            (tmp_path / split / name).mkdir(parents=True)
-            Image.new("RGB", (9, 9), (80, 90, 100)).save(tmp_path / split / name / "0.png")
+    write_images(tmp_path, {f"{split}/{name}": 1 for split in images for name in images[split]})
     folders = {split: FOLDERS.format(root=str(tmp_path), split=split) for split in images}
     path = str(train("run", extra=folders["same"]) / "epoch_2.pth")
     for split, message in (

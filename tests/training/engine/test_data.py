@@ -15,18 +15,12 @@ from fst.training.engine.data.base import EpochSampler, balanced_subset
 from fst.training.engine.data.loader import build_dataloader, collate
 from fst.training.engine.data.transforms import ProgressiveRandomResizedCrop, build_transforms
 from fst.training.engine.random_state import isolated, mixed_seed, seed_all, splitmix64
+from tests.images import write_images
 
 
 @pytest.fixture
 def folder(tmp_path):
-    rng = np.random.default_rng(0)
-    for name in ("cat", "dog", "emu"):
-        for number in range(4):
-            path = tmp_path / "train" / name / f"{number}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            pixels = rng.integers(0, 256, (40 + number, 50, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(path)
-    return tmp_path
+    return write_images(tmp_path, dict.fromkeys(("train/cat", "train/dog", "train/emu"), 4))
 
 
 CROP = [
@@ -174,6 +168,7 @@ def test_cluttered_digits():
         (dict(fragments=-1), "fragments=-1"),
         (dict(side=9), "side=9"),
         (dict(noise=256), "noise=256"),
+        (dict(noise=True), "noise=True must be"),
         (dict(scenes=0), "scenes=0"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -43,23 +43,6 @@ def hooks(*names):
     return f"custom_hooks = {found}\n"
 
 
-@pytest.mark.parametrize(
-    "sparsity",
-    [
-        'dict(strategy="srste")',
-        pytest.param('dict(strategy="tsm", interval=3)', marks=pytest.mark.exhaustive),
-        'dict(strategy="rigl", interval=2, sparsity=0.8)',
-        pytest.param("None", marks=pytest.mark.exhaustive),
-    ],
-)
-def test_resume_restores_the_average(train, train_with_stop, assert_same_state, sparsity):
-    whole = train("whole", sparsity=sparsity, extra=hooks())
-    with pytest.raises(RuntimeError, match="on purpose"):
-        train("parts", sparsity=sparsity, extra=hooks("StopInSecondEpoch"))
-    parts = train("parts", "--resume", sparsity=sparsity, extra=hooks())
-    assert_same_state(whole / "epoch_2.pth", parts / "epoch_2.pth")
-
-
 @pytest.mark.parametrize("strategy", ["srste", "tsm", "rigl"])
 def test_validated_tested_and_folded_are_the_pruned_average(train, write_config, strategy):
     """tsm's and rigl's masks are state: those of the training hold for the average, too."""

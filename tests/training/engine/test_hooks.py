@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import mmengine.runner
 import pytest
@@ -17,8 +18,7 @@ from torch.utils.data import DataLoader
 from fst.cli import main
 from fst.files.checkpoint import load_checkpoint_safely
 from fst.layers.modules import SparseConv2d
-from fst.training.engine import Classifier, ClutteredDigits
-from fst.training.engine.metrics import Accuracy
+from fst.training.engine import Classifier
 
 
 @HOOKS.register_module(force=True)
@@ -205,34 +205,50 @@ def test_sparsity_hook_in_the_stock_runner(tmp_path):
         runner.train()
 
 
-@pytest.mark.parametrize(
-    "build", [lambda: Accuracy(topk=True), lambda: ClutteredDigits(split="train", noise=True)]
-)
-def test_true_is_no_number(build):
-    """It counts as 1 in Python, and is a slip in a config."""
-    with pytest.raises(ValueError, match="=True must be"):
-        build()
+PHASES = [
+    *((name, dict(until=until)) for name in ("srste", "tsm") for until in (0.5, 0.7)),
+    *(
+        (name, dict(start=start))
+        for name in ("srste", "tsm", "sampled")
+        for start in (0.3, 0.5, 0.7)
+    ),
+    ("srste", dict(start=0.3, until=0.7)),
+]
+
+
+@pytest.mark.parametrize(("strategy", "phase"), PHASES, ids=str)
+def test_a_part_of_a_training_is_sparse_also_after_a_stop(
+    train, train_with_stop, assert_same_state, strategy, phase
+):
+    """Of two epochs; it begins and ends with an epoch or within one."""
+    sparsity = str(dict(strategy=strategy, log_interval=1, **phase))
+    whole, parts = train("whole", sparsity=sparsity), train_with_stop("parts", sparsity=sparsity)
+    assert_same_state(whole / "epoch_2.pth", parts / "epoch_2.pth")
+    start, until = phase.get("start", 0), phase.get("until", 1)
+    dense = train("dense", sparsity='dict(strategy="dense")')
+    (first, last), (same, other) = (
+        [load_checkpoint_safely(run / f"epoch_{n}.pth") for n in (1, 2)] for run in (whole, dense)
+    )
+    assert (bool(first["sparsity"]), bool(last["sparsity"])) == (start < 0.5, until == 1)
+    equal = [
+        all(torch.equal(a["state_dict"][k], b["state_dict"][k]) for k in a["state_dict"])
+        for a, b in ((first, same), (last, other))
+    ]
+    assert equal == [start >= 0.5, False]
+    log = "".join(path.read_text() for path in whole.glob("*/*.log"))
+    said = re.findall("(sparse|dense) from here on", log)
+    assert said == ["sparse"] * (start > 0) + ["dense"] * (until < 1)
 
 
 @pytest.mark.parametrize("strategy", ["srste", "tsm"])
-def test_until_ends_in_dense_training_also_after_a_stop(
-    train, train_with_stop, assert_same_state, strategy
-):
-    """Two epochs, dense from the middle of the second one on, or from its begin."""
-    for until in (0.5, 0.7):
-        sparsity = f'dict(strategy="{strategy}", until={until}, log_interval=1)'
-        whole = train(f"whole{until}", sparsity=sparsity)
-        parts = train_with_stop(f"parts{until}", sparsity=sparsity)
-        assert_same_state(whole / "epoch_2.pth", parts / "epoch_2.pth")
-        first, last = (load_checkpoint_safely(whole / f"epoch_{n}.pth") for n in (1, 2))
-        assert first["sparsity"] and last["sparsity"] == {}
-        assert "dense from here on" in "".join(p.read_text() for p in whole.glob("*/*.log"))
-    free = dict(sparsity=sparsity, extra="param_scheduler = []\n")
-    train("again", **free)
-    again = train("again", "--resume", "--epochs", "3", **free)
-    assert load_checkpoint_safely(again / "epoch_3.pth")["sparsity"] == {}
+def test_a_training_that_has_ended_dense_goes_on_dense(train, strategy):
+    extra, sparsity = "param_scheduler = []\n", f'dict(strategy="{strategy}", until=0.7)'
+    train("run", sparsity=sparsity, extra=extra)
+    longer = ("run", "--resume", "--epochs", "3")
     with pytest.raises(ValueError, match="comes from a run without sparsity"):
-        train(f"whole{until}", "--resume", sparsity=f'dict(strategy="{strategy}")')
+        train(*longer, sparsity=f'dict(strategy="{strategy}")', extra=extra)
+    again = train(*longer, sparsity=sparsity, extra=extra)
+    assert load_checkpoint_safely(again / "epoch_3.pth")["sparsity"] == {}
 
 
 def test_the_dense_end_of_a_training_is_evaluated_as_it_is(train, write_config, capsys, error_of):
@@ -244,37 +260,6 @@ def test_the_dense_end_of_a_training_is_evaluated_as_it_is(train, write_config, 
     assert capsys.readouterr().out.startswith("accuracy/top1: ")
     message = error_of("fold", *arguments, work_dir / "folded.pth")
     assert "holds no sparsity state" in message
-
-
-@pytest.mark.parametrize("strategy", ["srste", "tsm", "sampled"])
-@pytest.mark.parametrize("start", [0.3, 0.5, 0.7])
-def test_start_begins_in_dense_training_also_after_a_stop(
-    train, train_with_stop, assert_same_state, strategy, start
-):
-    """Two epochs, sparse from the first one on, from the begin of the second one or within it."""
-    sparsity = f'dict(strategy="{strategy}", start={start}, log_interval=1)'
-    whole, parts = train("whole", sparsity=sparsity), train_with_stop("parts", sparsity=sparsity)
-    assert_same_state(whole / "epoch_2.pth", parts / "epoch_2.pth")
-    dense = train("dense", sparsity='dict(strategy="dense")')
-    (first, last), (same, other) = (
-        [load_checkpoint_safely(run / f"epoch_{n}.pth") for n in (1, 2)] for run in (whole, dense)
-    )
-    assert bool(first["sparsity"]) == (start < 0.5) and last["sparsity"]
-    equal = [
-        all(torch.equal(a["state_dict"][k], b["state_dict"][k]) for k in a["state_dict"])
-        for a, b in ((first, same), (last, other))
-    ]
-    assert equal == [start >= 0.5, False]
-
-
-def test_a_training_can_be_sparse_in_its_middle_alone(train, train_with_stop, assert_same_state):
-    sparsity = 'dict(strategy="srste", start=0.3, until=0.7)'
-    whole, parts = train("whole", sparsity=sparsity), train_with_stop("parts", sparsity=sparsity)
-    assert_same_state(whole / "epoch_2.pth", parts / "epoch_2.pth")
-    first, last = (load_checkpoint_safely(whole / f"epoch_{n}.pth") for n in (1, 2))
-    assert first["sparsity"] and last["sparsity"] == {}
-    log = "".join(path.read_text() for path in whole.glob("*/*.log"))
-    assert log.index("sparse from here on") < log.index("dense from here on")
 
 
 def test_a_schedule_that_starts_later_has_the_steps_that_are_left(tmp_path):

@@ -7,6 +7,7 @@ from PIL import Image
 
 from fst.cli import main
 from fst.training.engine.config import load_config
+from tests.images import write_images
 
 OWN = """
 _base_ = "fst::configs/own_images.py"
@@ -27,16 +28,8 @@ val_dataloader = dict(
 
 @pytest.fixture
 def images(tmp_path):
-    for split, counts in {"train": {"cats": 3, "raccoons": 5}, "val": {"raccoons": 2}}.items():
-        for name, count in counts.items():
-            folder = tmp_path / "mine" / split / name
-            folder.mkdir(parents=True)
-            for number in range(count):
-                color = (40 * number, 90, 200 if name == "cats" else 20)
-                Image.new("RGB", (50, 40), color).save(folder / f"{number}.jpg")
-    (tmp_path / "mine" / "val" / "cats").mkdir()
-    Image.new("RGB", (50, 40)).save(tmp_path / "mine" / "val" / "cats" / "0.png")
-    return tmp_path / "mine"
+    counts = {"train/cats": 3, "train/raccoons": 5, "val/cats": 1, "val/raccoons": 2}
+    return write_images(tmp_path / "mine", counts)
 
 
 @pytest.fixture
@@ -65,7 +58,7 @@ def test_an_image_that_is_broken_inside_is_named_in_one_line(
     images, config, tmp_path, workers, error_of
 ):
     """Only its decoding shows it, also where a process of its own decodes."""
-    broken = images / "train" / "cats" / "1.jpg"
+    broken = images / "train" / "cats" / "1.png"
     Image.effect_noise((50, 40), 90).convert("P").save(broken, "GIF")
     whole = broken.read_bytes()
     broken.write_bytes(whole[: len(whole) // 2] + b";")
@@ -112,7 +105,7 @@ def test_a_class_without_a_folder_to_validate_is_named(images, config, tmp_path,
 
 
 def test_a_broken_image_stops_before_the_training(images, config, tmp_path, error_of):
-    broken = images / "val" / "raccoons" / "0.jpg"
+    broken = images / "val" / "raccoons" / "0.png"
     broken.write_text("no image")
     options = ["--work-dir", str(tmp_path / "run"), "--cfg-options", f"data_root={images}"]
     assert f"{broken}" in error_of("train", config, *options)

@@ -72,9 +72,3 @@ def test_the_smaller_model_is_tested_and_folded(train, write_config, tmp_path, c
         assert torch.equal(loaded[3].weight, folded["3.weight"])
     state = load_checkpoint_safely(checkpoint)["state_dict"]
     assert torch.equal(folded["0.weight"], state["architecture.0.weight"])
-
-
-def test_what_cannot_follow_is_refused(train):
-    ema = 'custom_hooks = [dict(type="EMAHook")]\n'
-    with pytest.raises(ValueError, match="EMAHook"):
-        train("ema", sparsity=SPARSITY, extra=ema)

@@ -14,6 +14,7 @@ from fst.training.engine import Runner
 from fst.training.engine.checkpoint import newest_checkpoint
 from fst.training.engine.config import load_config
 from fst.training.engine.metrics import Accuracy
+from tests.training.engine.conftest import STOP
 
 
 class Stopped(Exception):
@@ -35,19 +36,35 @@ STRATEGIES = [
     'dict(strategy="asp", from_scratch="allow", patterns={"3": "1:8"}, log_interval=2)',
     "None",
 ]
+EMA = 'custom_hooks = [dict(type="EMAHook", momentum=0.4)]\n'
+PLATEAU = """
+train_cfg["max_epochs"] = 3
+param_scheduler = dict(
+    type="ReduceOnPlateauLR", monitor="accuracy/top1", rule="greater", factor=0.1, patience=0,
+    threshold=1000, threshold_rule="abs",
+)
+"""
 
 
 @pytest.mark.parametrize(
-    "sparsity",
+    ("sparsity", "extra"),
     [
-        pytest.param(text, marks=() if index % 3 == 0 else pytest.mark.exhaustive)
-        for index, text in enumerate(STRATEGIES)
+        *(
+            pytest.param(text, "", marks=() if index % 3 == 0 else pytest.mark.exhaustive)
+            for index, text in enumerate(STRATEGIES)
+        ),
+        ('dict(strategy="srste")', EMA),
+        pytest.param('dict(strategy="tsm", interval=3)', EMA, marks=pytest.mark.exhaustive),
+        ('dict(strategy="rigl", interval=2, sparsity=0.8)', EMA),
+        pytest.param("None", EMA, marks=pytest.mark.exhaustive),
+        ('dict(strategy="fst")', PLATEAU),
     ],
 )
-def test_resume_is_bit_exact(train, train_with_stop, assert_same_state, sparsity):
-    whole = train("whole", sparsity=sparsity)
-    parts = train_with_stop("parts", sparsity=sparsity)
-    assert_same_state(whole / "epoch_2.pth", parts / "epoch_2.pth")
+def test_resume_is_bit_exact(train, train_with_stop, assert_same_state, sparsity, extra):
+    whole = train("whole", sparsity=sparsity, extra=extra)
+    parts = train_with_stop("parts", sparsity=sparsity, extra=extra)
+    last = "epoch_3.pth" if extra == PLATEAU else "epoch_2.pth"
+    assert_same_state(whole / last, parts / last)
 
 
 def test_epochs_differ_and_seed_matters(train):
@@ -58,17 +75,13 @@ def test_epochs_differ_and_seed_matters(train):
     assert not torch.equal(states[0][name], states[2][name])
 
 
-def test_resume_takes_an_unset_seed_from_the_checkpoint(train, train_with_stop, assert_same_state):
+def test_resume_takes_an_unset_seed_from_the_checkpoint(train, assert_same_state):
     unset = "randomness = dict()\n"
     whole = train("whole", "--seed", "11")
-    parts = train_with_stop("parts", "--seed", "11", extra=unset)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        train("parts", "--seed", "11", extra=unset + STOP)
+    parts = train("parts", "--resume", extra=unset)
     assert_same_state(whole / "epoch_2.pth", parts / "epoch_2.pth")
-
-
-def test_resume_from_a_named_checkpoint(train, assert_same_state):
-    whole = train("whole")
-    again = train("again", "--resume", str(whole / "epoch_1.pth"))
-    assert_same_state(whole / "epoch_2.pth", again / "epoch_2.pth")
 
 
 def test_validation_leaves_no_trace(train, assert_same_state):
@@ -239,21 +252,6 @@ def test_a_metric_whose_direction_nobody_knows_keeps_no_best(train, monkeypatch)
     assert not list(work_dir.glob("best*"))
     log = next(work_dir.glob("*/*.log")).read_text()
     assert log.count("No best checkpoint is kept. Cannot infer the rule for key strangeness") == 1
-
-
-PLATEAU = """
-train_cfg["max_epochs"] = 3
-param_scheduler = dict(
-    type="ReduceOnPlateauLR", monitor="accuracy/top1", rule="greater", factor=0.1, patience=0,
-    threshold=1000, threshold_rule="abs",
-)
-"""
-
-
-def test_a_plateau_is_resumed_exactly(train, assert_same_state):
-    whole = train("whole", extra=PLATEAU)
-    again = train("again", "--resume", str(whole / "epoch_2.pth"), extra=PLATEAU)
-    assert_same_state(whole / "epoch_3.pth", again / "epoch_3.pth")
 
 
 def test_the_last_validation_is_made_up(train, monkeypatch):

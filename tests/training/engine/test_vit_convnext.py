@@ -2,12 +2,10 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS
-from PIL import Image
 from timm.optim import param_groups_weight_decay
 
 import fst
@@ -15,6 +13,7 @@ from fst.cli import main
 from fst.files.checkpoint import load_checkpoint_safely
 from fst.training.engine import SparsityHook
 from fst.training.engine.config import load_config
+from tests.images import write_images
 from tests.test_configs import learning_rates
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
@@ -52,15 +51,8 @@ def linear_layers(model):
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
-    root = tmp_path_factory.mktemp("imagenet")
-    rng = np.random.default_rng(0)
-    for split in ("train", "val"):
-        for name in ("n01", "n02"):
-            (root / split / name).mkdir(parents=True)
-            for number in range(2):
-                pixels = rng.integers(0, 256, (40, 44, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(root / split / name / f"{number}.png")
-    return root
+    folders = (f"{split}/{name}" for split in ("train", "val") for name in ("n01", "n02"))
+    return write_images(tmp_path_factory.mktemp("imagenet"), dict.fromkeys(folders, 2))
 
 
 @pytest.mark.parametrize(
