@@ -1,34 +1,22 @@
 """The examples run as a reader would run them."""
 
-import os
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fst.inference.report import NOTHING_GAINED
+from tests.programs import ROOT, python
 
 pytestmark = pytest.mark.system
 
-ROOT = Path(__file__).resolve().parents[1]
 
-
-def run(*words: object, folder: Path = ROOT, paths: tuple[Path, ...] = (ROOT,)) -> str:
-    """What Python prints with these arguments; it must end well."""
-    places = os.pathsep.join(map(str, paths))
-    done = subprocess.run(
-        [sys.executable, *map(str, words)],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": places, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+def run(*words: object, **options: Any) -> str:
+    """What Python prints with these arguments."""
+    return python(*words, **options).stdout
 
 
 def test_the_readme_prints_its_lines(tmp_path: Path) -> None:
@@ -57,7 +45,7 @@ def test_a_rule_outside_the_package_trains_by_a_config(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(config)
     quick = ("train_cfg.max_epochs=1", "train_dataloader.dataset.subset=128")
     command = ("-m", "fst", "train", "mine.py", "--cfg-options", *quick)
-    printed = run(*command, folder=tmp_path, paths=(ROOT, tmp_path))
+    printed = run(*command, folder=tmp_path, PYTHONPATH=f"{ROOT}:{tmp_path}")
     assert "every_other [output: EveryOther(" in printed
     assert (tmp_path / "work_dirs" / "mine" / "epoch_1.pth").is_file()
 

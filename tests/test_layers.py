@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +10,8 @@ import pytest
 
 import fst
 from fst.rules.rule import Rule
+from tests.programs import ROOT, python
 
-ROOT = Path(__file__).resolve().parents[1]
 # From the ground up; packages of one line do not know each other.
 FLOORS = (
     ("basics",),
@@ -127,7 +125,7 @@ assert not hasattr(fst, "absent")
 """
     uses = ("dir(fst)", "from fst import *; convert")
     for use in uses:
-        subprocess.run([sys.executable, "-c", code.format(use)], cwd=ROOT, check=True)
+        python("-c", code.format(use))
 
 
 def test_type_checkers_see_the_names_that_are_imported_at_first_use() -> None:
@@ -151,10 +149,7 @@ def test_import_loads_no_kernel() -> None:
     code += "; print(*(m for m in sys.modules if m.startswith('fst.kernels')))"
     others = ("triton", "mmengine", "torchvision", "timm")
     code += f"; print(*(m for m in {others} if m in sys.modules))"
-    found = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert not found.stdout.split()
+    assert not python("-c", code).stdout.split()
 
 
 def test_timm_is_imported_by_two_packages_alone() -> None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,13 +12,13 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 import fst
+from tests.programs import ROOT, python
 from tests.strategy_settings import SHIPPED
 
 pytest.importorskip("sphinx")
 # One worker builds the site, for all of these.
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.xdist_group("site")]
 
-ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 PACKAGES = ("baselines", "files", "integrations", "rules", "strategies")
 API = (
@@ -67,15 +64,7 @@ class Page(HTMLParser):
 def site(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     options = ("-W", "-n", "--keep-going", "-q", "-E", "-d", str(folder / "doctrees"))
-    built = subprocess.run(
-        [sys.executable, "-m", "sphinx", *options, "docs", str(folder / "html")],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert built.returncode == 0, built.stdout + built.stderr
+    python("-m", "sphinx", *options, "docs", folder / "html")
     return folder / "html"
 
 

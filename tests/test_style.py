@@ -1,20 +1,15 @@
 """The whole tree passes ruff, and importing the core needs torch alone."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.programs import python
+
 BEYOND_TORCH = ("mmengine", "timm", "torchvision", "torchmetrics", "matplotlib", "sklearn", "numpy")
 
 
 @pytest.mark.parametrize("command", [["check"], ["format", "--check"]], ids=" ".join)
 def test_ruff(command: list[str]) -> None:
-    arguments = [sys.executable, "-m", "ruff", *command, "--no-cache", "."]
-    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    python("-m", "ruff", *command, "--no-cache", ".")
 
 
 def test_the_core_imports_torch_alone() -> None:
@@ -28,5 +23,4 @@ def test_the_core_imports_torch_alone() -> None:
         "model(torch.randn(1, 4, 6, 6)).sum().backward()\n"
         "assert fst.verify(fst.fold(model)).ok\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    python("-c", code)

@@ -23,14 +23,9 @@ from fst.cli.checks import described
 from fst.cli.options.parsing import add_cfg_options
 from fst.cli.options.paths import config_path, packaged_configs
 from fst.training.engine.config import load_config
+from tests.programs import ROOT, python
 
-ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted((ROOT / "tools").glob("*.py"))
-
-
-def python(*words: str) -> subprocess.CompletedProcess[str]:
-    """Python in a process of its own, in the checkout."""
-    return subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
 
 
 def stopped(argv: list[str]) -> int:
@@ -68,9 +63,7 @@ def test_help_imports_nothing_that_takes_long():
         "    try: cli.main([*words, '--help'])\n"
         "    except SystemExit as stop: assert stop.code == 0, words\n"
     )
-    done = python("-c", code)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("usage: fst ") == 1 + len(cli.COMMANDS) + len(below)
+    assert python("-c", code).stdout.count("usage: fst ") == 1 + len(cli.COMMANDS) + len(below)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
@@ -84,8 +77,7 @@ def test_scripts_are_the_commands(script):
 @pytest.mark.system
 def test_a_command_runs_as_a_module_and_as_a_script():
     for start in (["-m", "fst", "verify"], ["tools/verify.py"]):
-        done = python(*start, "absent.pth")
-        assert done.returncode == 2
+        done = python(*start, "absent.pth", status=2)
         assert done.stderr.startswith("error: checkpoint 'absent.pth' does not exist")
 
 
@@ -100,8 +92,7 @@ finally:
 
 
 def test_a_mistake_in_a_config_comes_before_the_imports_of_a_training():
-    done = python("-c", MISTAKE)
-    assert done.returncode == 2
+    done = python("-c", MISTAKE, status=2)
     assert done.stderr.startswith("error: --cfg-options traincfg.x: 'traincfg' is no configuration")
 
 
@@ -129,7 +120,8 @@ def test_a_missing_extra_is_named(command, package, monkeypatch, capsys):
 
 @pytest.mark.system
 def test_importing_the_engine_names_the_extra():
-    done = python("-c", "import sys; sys.modules['numpy'] = None; import fst.training.engine")
+    code = "import sys; sys.modules['numpy'] = None; import fst.training.engine"
+    done = python("-c", code, status=1)
     last = done.stderr.strip().splitlines()[-1]
     assert "numpy" in last and last.endswith("pip install 'fst-train[train]'")
 
@@ -308,8 +300,8 @@ def test_a_wrong_path_is_said_before_the_imports_that_take_long(arguments, said,
         f"try: cli.main({arguments!r})\n"
         f"finally: print(*({late!r} & set(sys.modules)))"
     )
-    done = python("-c", code)
-    assert done.returncode == 2 and done.stderr.startswith(f"error: {said}")
+    done = python("-c", code, status=2)
+    assert done.stderr.startswith(f"error: {said}")
     assert not done.stdout.split()
 
 

@@ -3,9 +3,6 @@
 import json
 import math
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,9 +10,10 @@ from torch import nn
 
 import fst
 from fst.files.safetensors_file import COMPRESSED, PARTS
+from tests.programs import ROOT, python
 
 safetensors = pytest.importorskip("safetensors.torch")
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "deploy.md"
+DOCS = ROOT / "docs" / "deploy.md"
 
 
 def network(strategy="srste", **options) -> nn.Sequential:
@@ -149,7 +147,7 @@ def test_the_documented_reader_needs_numpy_alone(n, m, literal, dtype, tmp_path)
         f"{code}\nstate = read(sys.argv[1])\nnp.savez(sys.argv[2], **state)\n"
     )
     made = [str(tmp_path / "m.safetensors"), str(tmp_path / "m.npz")]
-    subprocess.run([sys.executable, "-c", program, *made], check=True)
+    python("-c", program, *made)
     import numpy as np
 
     found, expected = np.load(made[1]), fst.fold(net).state_dict()

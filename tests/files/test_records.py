@@ -1,8 +1,6 @@
 """The record of what must be N:M, in every form of a model."""
 
 import copy
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -11,6 +9,7 @@ from torch import nn
 import fst
 from fst.files.records import records_in, records_of
 from fst.rules.schedule import DENSE
+from tests.programs import python
 
 GROUPS = {"n": 2, "m": 4, "group_order": "channel"}
 
@@ -96,8 +95,7 @@ def test_a_folded_model_needs_no_fst(tmp_path):
         f"model.load_state_dict(torch.load({str(tmp_path / 'state.pth')!r}, weights_only=True))\n"
         "print([type(layer).__name__ for layer in model])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split("'")[1::2] == [type(layer).__name__ for layer in plain]
+    assert python("-c", code).stdout.split("'")[1::2] == [type(layer).__name__ for layer in plain]
 
 
 @pytest.mark.parametrize("version", [{"fst": 3}, {"fst": {"n": 2}}, {"fst": {**GROUPS, "n": "2"}}])

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,8 +23,8 @@ from fst.lab.benchmark.measurements import Measurements, describe, measure, time
 from fst.lab.model import Training
 from fst.ops import cpp
 from fst.strategies.registry import get_strategy
+from tests.programs import ROOT, python
 
-ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
 GEMMS = ("output", "grad_input", "grad_weight")
 
@@ -85,10 +84,7 @@ def test_a_model_by_name_needs_no_mmengine(tmp_path):
     )
     options = "--model timm:test_resnet --size 32 --batch 2 --repeats 1 --measure steps "
     options += f"--strategies dense --out {tmp_path}/out"
-    done = subprocess.run(
-        [sys.executable, "-c", command, *options.split()], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    python("-c", command, *options.split())
     assert (tmp_path / "out.md").is_file()
 
 

@@ -3,8 +3,6 @@
 import importlib.util
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,10 +10,10 @@ import torch
 
 import fst
 from tests.images import write_images
+from tests.programs import ROOT, python
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
-ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "examples" / "recipes"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
@@ -25,13 +23,7 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "YOLO_AUTOINSTALL": "false", "YOLO_OFFLINE": "
 
 def run(folder, *words):
     """What a program prints; it runs in ``folder``."""
-    own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "YOLO_CONFIG_DIR": str(folder)}
-    environment = {**os.environ, **OFFLINE, **own}
-    command = [sys.executable, *map(str, words)]
-    pipes = {"capture_output": True, "text": True, "timeout": 400}
-    done = subprocess.run(command, cwd=folder, env=environment, **pipes)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return python(*words, folder=folder, **OFFLINE, YOLO_CONFIG_DIR=str(folder)).stdout
 
 
 def folded(path, model):

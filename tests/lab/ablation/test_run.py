@@ -2,15 +2,13 @@
 
 import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from fst.cli import main
 from fst.lab.ablation import runs
 from tests.pages import tables_of
+from tests.programs import python
 
 DENSE, FST = {"sparsity": {"strategy": "dense"}}, {"sparsity": {"strategy": "fst"}}
 
@@ -146,17 +144,11 @@ def test_a_signal_stops_the_training_and_the_same_command_goes_on(
 
 
 @pytest.mark.system
-def test_a_real_grid(write_grid, tmp_path, monkeypatch, rows):
+def test_a_real_grid(write_grid, tmp_path, rows):
     """Two settings, two seeds, one epoch of two steps; the second starts from the first."""
-    repository = Path(__file__).resolve().parents[3]
-    path = os.pathsep.join([str(repository), os.environ.get("PYTHONPATH", "")])
-    monkeypatch.setenv("PYTHONPATH", path)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     settings = {"dense": DENSE, "fst": {**FST, "start_from": "dense", "published": 71.0}}
     grid, work = write_grid(settings=settings, published={"Paper": "a table"}), tmp_path / "work"
-    command = [sys.executable, "tools/ablate.py", str(grid), "--work-dir", str(work), "--jobs", "2"]
-    done = subprocess.run(command, cwd=repository, capture_output=True, text=True)
-    assert done.returncode == 0, (done.stderr, (work / "dense" / "seed0" / "log.txt").read_text())
+    python("tools/ablate.py", grid, "--work-dir", work, "--jobs", "2")
     made = rows()
     assert made["dense"]["runs"] == made["fst"]["runs"] == 2 and made["fst"]["epochs"] == "1 + 1"
     log = (work / "fst" / "seed1" / "log.txt").read_text()

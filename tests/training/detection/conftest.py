@@ -16,8 +16,6 @@ from tests.training.detection import toy
 from tests.training.engine.conftest import (  # noqa: F401 (fixtures)
     assert_same_state,
     error_of,
-    repo,
-    run_python,
     shared_data,
     train_with_stop,
 )

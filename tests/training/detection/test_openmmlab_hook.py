@@ -12,6 +12,7 @@ from mmengine.registry import HOOKS
 
 from fst.cli import main
 from fst.files.checkpoint import load_checkpoint_safely
+from tests.programs import python
 
 TRAIN_SCRIPT = Path(mmdet.__file__).parent / ".mim" / "tools" / "train.py"
 
@@ -78,11 +79,11 @@ def test_in_mmengines_runner(write_config, train, tmp_path, detector, arguments,
 
 
 @pytest.mark.system
-def test_in_mmdets_own_train_script(write_config, train, tmp_path, run_python):
+def test_in_mmdets_own_train_script(write_config, train, tmp_path):
     arguments = 'strategy="fst"'
     path = write_config("ssd", extra=HOOK.format(arguments=arguments, others="[]"))
     words = ("-m", "fst.training.detection", TRAIN_SCRIPT, path, "--work-dir", tmp_path / "script")
-    assert "backbone.layer2.0.downsample.0" in run_python(*words).stdout  # the report
+    assert "backbone.layer2.0.downsample.0" in python(*words).stdout  # the report
     own = train("own", "ssd", extra=OWN.format(arguments=arguments, others="[]"))
     assert_same(weights(tmp_path / "script"), weights(own))
     # and tools/fold.py takes the checkpoint

@@ -1,6 +1,5 @@
 """mmcv's operators by torchvision."""
 
-import subprocess
 import sys
 
 import mmcv.ops
@@ -9,6 +8,7 @@ import torch
 
 import fst.training.detection.__main__ as command
 from fst.training.detection import ops
+from tests.programs import python
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -85,9 +85,7 @@ def test_the_module_runs_a_script(tmp_path):
         "print(beside.name, sys.argv[1:], mmcv.ops.nms.__name__)\n"
         "sys.exit(3)\n"
     )
-    words = [sys.executable, "-m", "fst.training.detection", str(script), "a", "--b", "-h"]
-    done = subprocess.run(words, capture_output=True, text=True)
-    assert done.returncode == 3, done.stderr
+    done = python("-m", "fst.training.detection", script, "a", "--b", "-h", status=3)
     assert done.stdout.endswith("beside ['a', '--b', '-h'] nms\n")
 
 

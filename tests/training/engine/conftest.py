@@ -2,9 +2,6 @@
 
 import itertools
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,9 +14,9 @@ from mmengine.registry import HOOKS
 
 import fst.models
 from fst.cli import main
+from tests.programs import ROOT
 
-REPO = Path(__file__).resolve().parents[3]
-SHARED_DATA = REPO.parent / "shared" / "data"
+SHARED_DATA = ROOT.parent / "shared" / "data"
 
 CONFIG = """
 model = dict(
@@ -132,32 +129,6 @@ def train_with_stop(train):
         return train(name, *arguments, "--resume", extra=extra, **options)
 
     return run
-
-
-@pytest.fixture
-def run_python():
-    """Runs a Python file or module in a process of its own, with this repository importable."""
-
-    def run(*arguments, env=None, timeout=120, check=True):
-        path = os.pathsep.join([str(REPO), os.environ.get("PYTHONPATH", "")])
-        env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **(env or {})}
-        done = subprocess.run(
-            [sys.executable, *map(str, arguments)],
-            env=env,
-            timeout=timeout,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        assert not check or done.returncode == 0, done.stdout
-        return done
-
-    return run
-
-
-@pytest.fixture
-def repo():
-    return REPO
 
 
 @pytest.fixture

@@ -4,11 +4,13 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from fst.files.checkpoint import load_checkpoint_safely
 from fst.training.engine.checkpoint import newest_checkpoint
+from tests.programs import ROOT
 
 pytestmark = pytest.mark.system
 
@@ -49,13 +51,13 @@ class Slow(Hook):
 """
 
 
-def start(tmp_path, repo, arguments, extra=""):
+def start(tmp_path, arguments, extra=""):
     script = tmp_path / "script.py"
-    prelude = PRELUDE.format(tests=str(repo / "tests" / "training" / "engine"))
+    prelude = PRELUDE.format(tests=str(Path(__file__).parent))
     script.write_text(f"{prelude}{extra}\nmain({['train', *arguments]!r})\n")
     (tmp_path / "slow_hook.py").write_text(SLOW_HOOK)
     env = {
-        "PYTHONPATH": f"{repo}:{tmp_path}",
+        "PYTHONPATH": f"{ROOT}:{tmp_path}",
         "OMP_NUM_THREADS": "1",
         "FST_AUTOTUNE": "0",  # as in the runs that are not killed
         "PATH": "/usr/bin:/bin",
@@ -63,11 +65,11 @@ def start(tmp_path, repo, arguments, extra=""):
     return subprocess.Popen([sys.executable, script], env=env, stdout=subprocess.DEVNULL)
 
 
-def test_kill_during_a_save(train, write_config, tmp_path, repo, assert_same_state):
+def test_kill_during_a_save(train, write_config, tmp_path, assert_same_state):
     whole = train("whole", extra=THREE)
     work_dir = tmp_path / "parts"
     arguments = [write_config(extra=THREE), "--work-dir", str(work_dir)]
-    process = start(tmp_path, repo, arguments, KILL_DURING_SAVE)
+    process = start(tmp_path, arguments, KILL_DURING_SAVE)
     assert process.wait(timeout=90) == -signal.SIGKILL
     assert [path.name for path in work_dir.glob("epoch*.pth")] == ["epoch_1.pth"]
     (unfinished,) = work_dir.glob(".fst-*.unfinished")
@@ -78,10 +80,10 @@ def test_kill_during_a_save(train, write_config, tmp_path, repo, assert_same_sta
     assert not list(work_dir.glob(".fst-*"))
 
 
-def test_kill_at_a_random_moment(train, write_config, tmp_path, repo, assert_same_state):
+def test_kill_at_a_random_moment(train, write_config, tmp_path, assert_same_state):
     whole = train("whole", extra=THREE)
     work_dir = tmp_path / "parts"
-    process = start(tmp_path, repo, [write_config(extra=SLOW), "--work-dir", str(work_dir)])
+    process = start(tmp_path, [write_config(extra=SLOW), "--work-dir", str(work_dir)])
     deadline = time.time() + 90
     while not list(work_dir.glob("epoch_*.pth")) and time.time() < deadline:
         time.sleep(0.05)

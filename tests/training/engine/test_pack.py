@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from fst.cli import main
 from fst.ops.cpp import missing
 from fst.training.engine.config import load_config
 from fst.training.engine.trained import trained_model
+from tests.programs import python
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason="the C++ kernels are missing")
 
@@ -47,9 +46,7 @@ def test_another_process_runs_the_file(
         "with torch.inference_mode():\n"
         "    torch.save(model(torch.load(folder + '/x.pt')), folder + '/y.pt')\n"
     )
-    command = [sys.executable, "-c", code, str(path), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    python("-c", code, path, tmp_path)
     plain = fst.fold(trained_model(load_config(given[0]), given[1]).architecture).eval()
     with torch.no_grad():
         expected = plain(x)

@@ -23,6 +23,7 @@ from fst.files.checkpoint import load_checkpoint_safely
 from fst.lab.ablation import runs
 from fst.training.engine import Runner
 from fst.training.engine.config import load_config
+from tests.programs import python
 
 
 def test_fold_verify_and_test(train, write_config, tmp_path, capsys):
@@ -270,16 +271,15 @@ def test_one_runner_trains_validates_and_tests(write_config, tmp_path, sparsity)
 
 
 @pytest.mark.system
-def test_command_line(repo, run_python, tmp_path):
+def test_command_line(tmp_path):
     config = tmp_path / "config.py"
-    base = repo / "configs" / "demo_digits.py"
-    if not base.exists():
-        pytest.skip("configs/demo_digits.py is missing")
-    config.write_text(f'_base_ = "{base}"\ntrain_cfg = dict(by_epoch=True, max_epochs=1)\n')
+    config.write_text(
+        '_base_ = "fst::configs/demo_digits.py"\ntrain_cfg = dict(by_epoch=True, max_epochs=1)\n'
+    )
     options = ("--work-dir", tmp_path / "w", "--seed", 1, "--cfg-options")
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1")
-    command = (*torchrun, repo / "tools" / "train.py", config, "--launcher", "pytorch")
-    run_python(*command, *options, "train_dataloader.dataset.subset=128")
+    command = (*torchrun, "tools/train.py", config, "--launcher", "pytorch")
+    python(*command, *options, "train_dataloader.dataset.subset=128")
     assert (tmp_path / "w" / "epoch_1.pth").exists()
 
 
@@ -299,15 +299,15 @@ print("pages", pages(), pages())
 
 
 @pytest.mark.system
-def test_a_training_keeps_freed_memory(repo, run_python, tmp_path):
+def test_a_training_keeps_freed_memory(tmp_path):
     """Large tensors are not paged in anew, as they are with glibc's own settings."""
     if platform.libc_ver()[0] != "glibc":
         pytest.skip("another C library's allocator")
     program = tmp_path / "train.py"
     program.write_text(AFTERWARDS)
-    command = ("train", repo / "configs" / "demo_digits.py", "--work-dir", tmp_path / "w")
+    command = ("train", "configs/demo_digits.py", "--work-dir", tmp_path / "w")
     options = ("train_cfg.max_epochs=1", "train_dataloader.dataset.subset=128")
-    on_cpu = {"CUDA_VISIBLE_DEVICES": ""}
-    output = run_python(program, *command, "--cfg-options", *options, env=on_cpu).stdout
+    words = (program, *command, "--cfg-options", *options)
+    output = python(*words, CUDA_VISIBLE_DEVICES="").stdout
     first, later = map(int, output.split()[-2:])
     assert later < 20 * 2**14 / 4 and later <= first
