@@ -106,15 +106,11 @@ def test_any_strategy_is_an_option_of_a_recipe(task: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", EVERY_FOURTH)
 def test_schedules_end_with_the_training(name: str) -> None:
+    assert load(name).env_cfg.cudnn_benchmark  # sizes are fixed
     for config in (load(name), load_config(str(ROOT / name), {"epochs": 40})):
         schedules = config.get("param_scheduler") or []
         ends = [one.get("end") or one.get("begin", 0) + one.T_max for one in schedules]
         assert max(ends, default=config.train_cfg.max_epochs) == config.train_cfg.max_epochs
-
-
-@pytest.mark.parametrize("name", EVERY_FOURTH)
-def test_cudnn_measures_its_kernels(name: str) -> None:
-    assert load(name).env_cfg.cudnn_benchmark  # sizes are fixed
 
 
 def learning_rates(config: Config, epoch_length: int) -> list[float]:

@@ -81,16 +81,13 @@ def test_sdgp_leaves_the_first_convolution_alone(net):
     assert "stem" in report.skipped and "3" in report.skipped["stem"]
     assert type(net.stem) is nn.Conv2d
     assert set(report.converted) == {"layer1.0", "layer1.2", "layer2.0"}
+    assert set(fst.convert(net, "sdgp", include="stem").converted) == {"stem"}
 
 
 def test_sdgp_counts_the_channels_of_the_input_not_of_the_group():
     model = nn.Sequential(nn.Conv2d(8, 8, 3, groups=8), nn.Conv2d(4, 8, 1), nn.Conv2d(3, 8, 1))
     report = fst.convert(model, "sdgp")
     assert set(report.converted) == {"0", "1"}
-
-
-def test_sdgp_converts_the_first_one_if_it_is_named(net):
-    assert set(fst.convert(net, "sdgp", include="stem").converted) == {"stem"}
 
 
 @pytest.mark.parametrize(
@@ -213,11 +210,12 @@ def test_options_of_a_strategy_are_keywords(net):
         ("srste", dict(decay="much"), "decay='much' must be of type float"),
         (fst.get_strategy("srste"), dict(decay=1e-3), "'decay'.* cannot be applied to a finished"),
         ("srst", dict(decay=1e-3), "strategy='srst' is unknown.*'srste'"),
+        *((wrong, {}, "strategy") for wrong in ("nope", None, 3)),
     ],
-    ids=["argument", "option", "value", "finished", "strategy"],
+    ids=["argument", "option", "value", "finished", "strategy", "unknown", "None", "number"],
 )
 def test_wrong_options_are_refused_by_name(net, strategy, options, words):
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises((ValueError, TypeError), match=words):
         fst.convert(net, strategy, **options)
     assert not fst.sparse_layers(net)
 
@@ -301,13 +299,6 @@ def test_a_table_in_a_frozen_layer_is_left_alone_unless_included(layers):
     assert set(fst.convert(asked, "srste", include="*").converted) == {"0", "1", "2", "3"}
     with pytest.raises(ValueError, match="1  .*the weight needs no gradient"):
         fst.convert(nn.Sequential(nn.ReLU(), model()[1]), "srste")
-
-
-@pytest.mark.parametrize("strategy", ["nope", None, 3])
-def test_bad_strategy(net, strategy):
-    with pytest.raises((ValueError, TypeError), match="strategy"):
-        fst.convert(net, strategy)
-    assert not fst.sparse_layers(net)
 
 
 def test_mask_and_effective_weight(net):

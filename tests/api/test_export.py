@@ -88,7 +88,9 @@ def test_every_promised_pattern_is_checked(name, options, pattern, tmp_path):
     model = nn.Sequential(nn.Conv2d(8, 8, 3, bias=False))
     fst.convert(model, fst.get_strategy(name, **options))
     path = tmp_path / "model.safetensors"
-    assert [weight.pattern for weight in fst.export(model, path).weights] == [pattern]
+    report = fst.export(model, path)
+    assert [weight.pattern for weight in report.weights] == [pattern]
+    assert f"read back, of 1 weight 1 is {pattern}; it was not run" in str(report)
     model[0].set_mask(torch.ones_like(model[0].weight, dtype=torch.bool))
     with pytest.raises(RuntimeError, match=f"'0.weight' is not {pattern}: "):
         fst.export(model, path)
@@ -110,12 +112,14 @@ def test_a_computed_weight_is_not_listed(tmp_path):
     assert [weight.name for weight in report.weights] == ["1.weight"]
 
 
-def test_linear_layers_on_sequences(tmp_path):
+@pytest.mark.parametrize("opset", [None, 13])
+def test_linear_layers_on_sequences(opset, tmp_path):
     """Their weights are stored transposed in ONNX."""
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32))
     fst.convert(model, "srste", include=nn.Linear)
-    report = fst.export(model, tmp_path / "m.onnx", torch.randn(2, 5, 64))
+    report = fst.export(model, tmp_path / "m.onnx", torch.randn(2, 5, 64), opset=opset)
     assert [weight.pattern for weight in report.weights] == ["2:4", "2:4"]
+    assert fst.verify(tmp_path / "m.onnx").coverage == 1
 
 
 def test_safetensors_are_the_folded_state_dict(converted, tmp_path):
@@ -264,13 +268,6 @@ def test_bad_example_inputs(converted, tmp_path, example, error, message):
         fst.export(converted.to(torch.bfloat16), tmp_path / "m.onnx", example)
 
 
-def test_one_weight_is_singular(tmp_path):
-    model = nn.Sequential(nn.Conv2d(8, 8, 1))
-    fst.convert(model, "srste")
-    report = fst.export(model, tmp_path / "m.safetensors")
-    assert "read back, of 1 weight 1 is 2:4; it was not run" in str(report)
-
-
 def test_bad_arguments(converted, tmp_path, monkeypatch):
     images = torch.randn(2, 4, 8, 8)
     with pytest.raises(ValueError, match="suffix '.onx' is unknown. Did you mean '.onnx'?"):
@@ -285,20 +282,14 @@ def test_bad_arguments(converted, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("suffix", formats.FORMATS)
-def test_files_beside_the_exported_one_stay(converted, tmp_path, suffix):
-    mine = tmp_path / f"model.partial{suffix}"
-    mine.write_text("mine")
-    fst.export(converted, tmp_path / f"model{suffix}", torch.randn(2, 4, 8, 8))
-    assert mine.read_text() == "mine"
-
-
-@pytest.mark.parametrize("suffix", formats.FORMATS)
 def test_a_link_may_name_a_file_of_another_suffix(converted, tmp_path, suffix):
     """As stores of large files keep them, by their content."""
-    blob, path = tmp_path / "0f3c", tmp_path / f"m{suffix}"
+    blob, path, mine = tmp_path / "0f3c", tmp_path / f"m{suffix}", tmp_path / f"m.partial{suffix}"
     path.symlink_to(blob)
+    mine.write_text("mine")
     fst.export(converted, path, torch.randn(2, 4, 8, 8))
     assert path.is_symlink() and fst.verify(path).ok and blob.stat().st_size
+    assert mine.read_text() == "mine"
 
 
 def test_exports_to_one_path_at_once_leave_a_whole_file(tmp_path):
@@ -429,13 +420,6 @@ def test_other_opsets(converted, tmp_path, opset):
     images, plain = torch.randn(5, 4, 8, 8), fst.fold(converted).eval()
     torch.testing.assert_close(outputs(path, images), plain(images), rtol=1e-4, atol=1e-5)
     assert fst.verify(path).coverage == fst.verify(plain).coverage
-
-
-def test_linear_layers_on_sequences_in_an_older_opset(tmp_path):
-    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32))
-    fst.convert(model, "srste", include=nn.Linear)
-    fst.export(model, tmp_path / "m.onnx", torch.randn(2, 5, 64), opset=13)
-    assert fst.verify(tmp_path / "m.onnx").coverage == 1
 
 
 class Sampled(nn.Module):

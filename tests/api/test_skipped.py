@@ -21,15 +21,8 @@ def test_subclasses_are_skipped_with_a_reason():
     model = nn.Sequential(Special(8, 8, 3), nn.Conv2d(8, 8, 3), nn.ConvTranspose2d(8, 8, 3))
     report = fst.convert(model, "fst")
     assert list(report.converted) == ["1"]
-    assert "Special" in report.skipped["0"]
+    assert "Special" in report.skipped["0"] and "ConvTranspose2d" in report.skipped["2"]
     assert type(model[0]) is Special
-
-
-def test_other_convolutions_are_not_passed_over_in_silence():
-    model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.ConvTranspose2d(8, 8, 3), nn.Conv2d(8, 8, 3))
-    report = fst.convert(model, "fst")
-    assert set(report.converted) == {"0", "2"}
-    assert "ConvTranspose2d" in report.skipped.get("1", "")
 
 
 def test_lazy_modules_are_skipped_with_a_reason():

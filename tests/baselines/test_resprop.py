@@ -181,15 +181,11 @@ def test_resprop_shows_nan():
 
 def test_resprop_is_untouched_by_evaluation_and_looks():
     def train(between):
-        net = small_net()
-        fst.convert(net, fst.get_strategy("resprop", threshold=0.01))
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+        training = Training("resprop", threshold=0.01)
         for step in range(5):
-            optimizer.zero_grad()
-            net(batch(step)).square().mean().backward()
-            optimizer.step()
-            between(net)
-        return net
+            training.step(step)
+            between(training.net)
+        return training.net
 
     def look(net):
         net.eval()

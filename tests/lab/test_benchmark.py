@@ -22,7 +22,6 @@ from fst.lab.benchmark.layers import LayerShape, layer_shapes, time_layer
 from fst.lab.benchmark.measurements import Measurements, describe, measure, time_layers
 from fst.lab.model import Training
 from fst.ops import cpp
-from fst.strategies.registry import get_strategy
 from tests.programs import ROOT, python
 
 CPU = torch.device("cpu")
@@ -185,6 +184,7 @@ def test_help_and_bad_arguments(capsys):
         main(["bench", "--help"])
     assert done.value.code == 0 and "--strategies" in capsys.readouterr().out
     bad = [["--strategies", "fts"], ["--model", "resnet81"], ["--batch", "0"], ["--size", "x"]]
+    bad += [["--strategies", "sampled,keeps=0.25"]]
     bad += [["--threads", "-3"], ["--measure", "speed"], ["--size", "1", "2", "3"]]
     bad += [["--layers", "all", "--model", "configs/demo_digits.py"]]
     bad += [["--force-backends", "grad_wait=triton"], ["--force-backends", "tritn"]]
@@ -222,14 +222,6 @@ def test_the_defaults_are_announced_with_what_they_do(tmp_path, capsys, monkeypa
 def test_strategies_with_options():
     options = bench().parse_args(["--strategies", "sampled,keep=0.25,center=False", "dense"])
     assert options.strategies == ["sampled,keep=0.25,center=False", "dense"]
-    made = get_strategy("fst,block=(2, 1),phase=random")
-    assert made == fst.get_strategy("fst", block=(2, 1), phase="random")
-
-
-def test_bad_options_of_strategies(capsys):
-    with pytest.raises(SystemExit):
-        main(["bench", "--strategies", "sampled,keeps=0.25"])
-    assert "has no option 'keeps'. Did you mean 'keep'" in capsys.readouterr().err
 
 
 def test_layers_that_stay_dense_are_not_timed():

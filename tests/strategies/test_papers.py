@@ -6,7 +6,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import fst
-from tests.networks import attach, batch, small_net
+from tests.networks import batch, small_net
+from tests.strategies.weight_systems import Training
 
 
 def kept_of_groups(rows):
@@ -120,13 +121,9 @@ def test_the_defaults_of_fst_are_not_the_papers():
 @pytest.mark.parametrize(("name", "options"), [("asp", {}), ("rigl", {"allocation": "uniform"})])
 def test_fully_connected_layers_are_pruned_if_asked_for(name, options):
     """As the official codes of both do."""
-    net = small_net()
-    fst.convert(net, fst.get_strategy(name, **options), include=[nn.Conv2d, nn.Linear])
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    attach(net, optimizer)
-    for step in range(2):
-        net(batch(step)).square().mean().backward()
-        optimizer.step()
+    training = Training(name, include=[nn.Conv2d, nn.Linear], **options)
+    training.steps(2)
+    net = training.net
     assert 0.2 < (net[4].weight == 0).double().mean() < 0.8
     if name == "asp":
         assert (net[4].weight.view(-1, 4) != 0).sum(1).eq(2).all()

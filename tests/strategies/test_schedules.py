@@ -234,18 +234,14 @@ def test_masks_have_the_weights_memory_format():
 
 
 def test_a_removed_attachment_leaves_the_optimizer_alone():
-    net = small_net()
-    fst.convert(net, "asp")
-    optimizer = OPTIMIZERS["sgd"](net.parameters())
-    handle = fst.attach(net, optimizer)
-    net(batch()).square().mean().backward()
-    optimizer.step()
-    handle.remove()
-    for p in net.parameters():
+    training = Training("asp")
+    training.step(0)
+    training.attachment.remove()
+    for p in training.net.parameters():
         p.grad = torch.ones_like(p)
-    optimizer.step()
-    assert (net[0].weight != 0).all()
-    fst.attach(net, optimizer)
+    training.optimizer.step()
+    assert (training.net[0].weight != 0).all()
+    fst.attach(training.net, training.optimizer)
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
@@ -286,41 +282,30 @@ def test_steps_go_on_beside_a_frozen_layer():
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_training_in_eval_mode_is_an_error(name):
-    net = small_net()
-    fst.convert(net, name)
-    optimizer = OPTIMIZERS["sgd"](net.parameters())
-    attach(net, optimizer)
-    net.eval()(batch()).square().mean().backward()
+    training = Training(name)
+    training.net.eval()
     with pytest.raises(RuntimeError, match=rf"'0' has a gradient.*{name}.*model\.train\(\)"):
-        optimizer.step()
+        training.step(0)
 
 
 def test_an_attached_model_can_be_folded_in_place():
-    net = small_net()
-    fst.convert(net, "asp")
-    optimizer = OPTIMIZERS["sgd"](net.parameters())
-    handle = attach(net, optimizer)
-    train(net, optimizer, [0])
+    training = Training("asp")
+    net = training.net
+    training.step(0)
     fst.fold(net[2], inplace=True)
-    train(net, optimizer, [1])
+    training.step(1)
     assert fst.verify(net[0]).ok and not fst.verify(net[2]).ok
     fst.fold(net, inplace=True)
-    train(net, optimizer, [2])
-    handle.remove()
+    training.step(2)
+    training.attachment.remove()
 
 
 def test_linear_layers_follow_schedules_too():
     for name in SYSTEMS:
-        net = small_net()
         options = dict(interval=1, sparsity=0.9) if name in ("dpf", "rigl") else {}
-        fst.convert(net, fst.get_strategy(name, **options), include="*")
-        optimizer = OPTIMIZERS["sgd"](net.parameters())
-        fst.attach(net, optimizer, total_steps=6, steps_per_epoch=2)
-        for step in range(6):
-            optimizer.zero_grad()
-            net(batch(step)).square().mean().backward()
-            optimizer.step()
-        assert (fst.fold(net)[4].weight == 0).any(), name
+        training = Training(name, total=6, epoch=2, include="*", **options)
+        training.steps(6)
+        assert (fst.fold(training.net)[4].weight == 0).any(), name
 
 
 @pytest.mark.parametrize(
@@ -332,14 +317,9 @@ def test_linear_layers_follow_schedules_too():
     ],
 )
 def test_dense_phases_begin_and_end_at_their_step(name, options, sparse):
-    net = small_net()
-    fst.convert(net, name, **options)
-    optimizer = OPTIMIZERS["sgd"](net.parameters())
-    fst.attach(net, optimizer, total_steps=8, steps_per_epoch=4)
-    layer, found = next(iter(fst.sparse_layers(net).values())), ""
+    training, found = Training(name, total=8, epoch=4, **options), ""
     for seed in range(8):
-        net(batch(seed)).square().mean().backward()
-        found += "01"[layer.current_strategy.output is not None]
-        optimizer.step()
-        optimizer.zero_grad()
+        training.backward(seed)
+        found += "01"[training.layers[0].current_strategy.output is not None]
+        training.optimizer.step()
     assert found == sparse

@@ -124,30 +124,24 @@ def test_a_dense_tail_is_dense(name):
     ],
 )
 def test_phases_that_do_not_fit_are_refused_before_the_first_step(name, options):
-    net = small_net()
-    fst.convert(net, fst.get_strategy(name, **options))
-    optimizer = OPTIMIZERS["sgd"](net.parameters())
     with pytest.raises(ValueError, match="total_steps=3"):
-        fst.attach(net, optimizer, total_steps=3)
+        Training(name, total=3, **options)
 
 
 # --------------------------------------------------------------------------------- single methods
 
 
 def test_the_factor_of_sste_is_that_of_the_first_weights():
-    net = small_net()
-    weight = net[0].weight.detach().clone()
-    fst.convert(net, "sste")
-    first = net[0].effective_weight().detach()
+    weight = small_net()[0].weight.detach()
+    training = Training("sste", total=9)
+    first = training.net[0].effective_weight().detach()
     groups = weight.movedim(1, -1).abs()
     threshold = groups.sort(-1).values[..., 1:2]
     soft = ((groups - threshold).clamp(min=0) * weight.movedim(1, -1).sign()).movedim(-1, 1)
     factor = (weight * soft).sum() / soft.square().sum()
     torch.testing.assert_close(first, factor * soft)
-    optimizer = OPTIMIZERS["sgd"](net.parameters())
-    fst.attach(net, optimizer, total_steps=9)
-    train(net, optimizer, range(3))
-    torch.testing.assert_close(net[0].current_strategy.output.factor, factor)
+    training.steps(3)
+    torch.testing.assert_close(training.net[0].current_strategy.output.factor, factor)
 
 
 def test_soft_thresholds_are_continuous():

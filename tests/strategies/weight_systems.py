@@ -40,12 +40,13 @@ PHASED = {  # since 2021, with phases that fit into 20 steps
 class Training:
     """A converted `small_net` and its optimizer, one step at a time."""
 
-    def __init__(self, strategy, optimizer="sgd", total=20, epoch=5, **options):
+    def __init__(self, strategy, optimizer="sgd", total=20, epoch=5, include=None, **options):
         self.net = small_net()
-        fst.convert(self.net, fst.get_strategy(strategy, **options))
+        fst.convert(self.net, fst.get_strategy(strategy, **options), include=include)
         fst.seed_random_rules(self.net, 3)
         self.optimizer = OPTIMIZERS[optimizer](self.net.parameters())
-        fst.attach(self.net, self.optimizer, total_steps=total, steps_per_epoch=epoch)
+        lengths = {"total_steps": total, "steps_per_epoch": epoch}
+        self.attachment = fst.attach(self.net, self.optimizer, **lengths)
         self.layers = list(fst.sparse_layers(self.net).values())
 
     def backward(self, seed):
