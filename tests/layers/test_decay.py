@@ -279,27 +279,17 @@ def test_decoupled_decay_once_per_step_under_accumulation():
     torch.testing.assert_close(net[0].weight.detach(), before - 0.25 * (before - kept))
 
 
-def test_attach_notices_the_wrong_optimizer():
-    net = small_net()
+def test_attach_notices_wrong_optimizers_and_models():
+    net, plain = small_net(), small_net()
     fst.convert(net, "asp")
+    optimizer, other = (torch.optim.SGD(model.parameters(), lr=0.0) for model in (net, plain))
     with pytest.raises(ValueError, match="optimizer"):
-        fst.attach(net, torch.optim.SGD(small_net().parameters(), lr=0.1))
+        fst.attach(net, other)
     with pytest.raises(ValueError, match="convert"):
-        fst.attach(small_net(), torch.optim.SGD(net.parameters(), lr=0.1))
-
-
-@pytest.mark.parametrize("optimizer", [None, "sgd", torch.optim.SGD])
-def test_attaching_to_no_optimizer_is_refused(optimizer):
-    net = small_net()
-    fst.convert(net, "srste")
-    with pytest.raises(TypeError, match="optimizer is a .*; it must be a torch.optim.Optimizer"):
-        fst.attach(net, optimizer)
-
-
-def test_attaching_twice_is_refused():
-    net = small_net()
-    fst.convert(net, "asp")
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+        fst.attach(plain, optimizer)
+    for none in (None, "sgd", torch.optim.SGD):
+        with pytest.raises(TypeError, match="optimizer is a .*; it must be a torch.optim.Optim"):
+            fst.attach(net, none)
     fst.attach(net, optimizer)
     with pytest.raises(ValueError, match="attached to an optimizer already"):
         fst.attach(net, optimizer)

@@ -21,6 +21,15 @@ from tests.networks import (
 from tests.strategy_settings import setting
 
 
+def _built(row, optimizer_of=lambda net: optimizer_for(net, lr=0.05, momentum=0.9), **overrides):
+    """A small net under a row's strategy, attached to its optimizer."""
+    net = small_net()
+    fst.convert(net, row.build(**overrides))
+    optimizer = optimizer_of(net)
+    attach(net, optimizer)
+    return net, optimizer
+
+
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("row", TRAINED)
 def test_resume_is_bit_exact(row, frozen):
@@ -29,13 +38,12 @@ def test_resume_is_bit_exact(row, frozen):
     """
     overrides = dict(interval=2) if row.name in ("tsm", "dpf", "rigl") else {}
 
-    def build():
-        net = small_net()
-        fst.convert(net, row.build(**overrides))
+    def optimizer_of(net):
         net[2].weight.requires_grad_(not frozen)
-        optimizer = optimizer_for(net, lr=0.05, momentum=0.9)
-        attach(net, optimizer)
-        return net, optimizer
+        return optimizer_for(net, lr=0.05, momentum=0.9)
+
+    def build():
+        return _built(row, optimizer_of, **overrides)
 
     net, optimizer = build()
     fst.seed_random_rules(net, 5)
@@ -67,10 +75,7 @@ def test_a_rollback_within_a_run_is_a_resume(name):
     row = setting(name)
 
     def build():
-        net = small_net()
-        fst.convert(net, row.build(**(dict(interval=4) if name in ("tsm", "rigl") else {})))
-        optimizer = optimizer_for(net, lr=0.05, momentum=0.9)
-        attach(net, optimizer)
+        net, optimizer = _built(row, **(dict(interval=4) if name in ("tsm", "rigl") else {}))
         fst.seed_random_rules(net, 5)
         return net, optimizer
 
@@ -102,20 +107,13 @@ OPTIMIZERS = {
 def _resumed(row, optimizer, restore):
     """A run that is saved after three steps, and goes on in a new model; what was warned of."""
 
-    def build():
-        net = small_net()
-        fst.convert(net, row.build())
-        made = OPTIMIZERS[optimizer](net)
-        attach(net, made)
-        return net, made
-
-    net, made = build()
+    net, made = _built(row, OPTIMIZERS[optimizer])
     train(net, made, range(3))
     file = io.BytesIO()
     torch.save((net.state_dict(), made.state_dict(), fst.sparsity_state(net)), file)
     file.seek(0)
     saved = torch.load(file, weights_only=True)
-    other, other_made = build()
+    other, other_made = _built(row, OPTIMIZERS[optimizer])
     restore(other, other_made, *saved)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

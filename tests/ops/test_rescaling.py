@@ -23,9 +23,11 @@ def test_rescaling_sums_in_float32(dtype):
         assert (input.grad[:, :2] == value).all() and (input.grad[:, 2:] == 0).all()
 
 
+@pytest.mark.parametrize("memory", ["contiguous", "channels_last"])
 @pytest.mark.parametrize("rescale", ["sample_channel", "channel"])
-def test_rescaling_by_more_than_float16_holds(rescale):
-    grad_output = concentrated("contiguous")
+def test_rescaling_by_more_than_float16_holds(rescale, memory):
+    """By the C++ kernel, where there is one, and by PyTorch's operators."""
+    grad_output = concentrated(memory)
     input = torch.zeros(1, 8, 56, 56, dtype=torch.float16, requires_grad=True)
     weight = torch.eye(8, dtype=torch.float16).reshape(8, 8, 1, 1)
     strategy = fst.get_strategy("sdgp", rescale=rescale)
