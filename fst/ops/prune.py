@@ -60,8 +60,10 @@ def _kernel_adds(target: Tensor, weight: Tensor, mask: Tensor) -> bool:
         return False
     if target.is_contiguous():
         return weight.is_contiguous() and mask.is_contiguous()
-    return target.dim() == 4 and all(
-        x.is_contiguous(memory_format=cpp.LAST) for x in (target, weight, mask)
+    if target.dim() != 4 or not target.is_contiguous(memory_format=cpp.LAST):
+        return False
+    return weight.is_contiguous(memory_format=cpp.LAST) and mask.is_contiguous(
+        memory_format=cpp.LAST
     )
 
 
