@@ -9,7 +9,7 @@ namespace {
 using namespace fst;
 
 constexpr int64_t GRAIN = 32768;  // elements that are worth a thread
-constexpr int64_t CACHED = 4096;  // elements pruned before their norms are taken
+constexpr int64_t CACHED = 4096;  // elements pruned at a time, before their norms are taken
 constexpr int64_t CHANNELS = 64;  // of a thread's part, at least, where channels are contiguous
 
 // Adds |x| and |y| of some positions to the sums of each channel.
@@ -114,8 +114,10 @@ template <class T, class R>
 void prune_rows(const void* weight, int64_t rows, int64_t channels, int64_t taps, bool last,
                 int64_t groups, Rule along, Rule across, void* output, void* kept, void* grad_input,
                 int64_t threads) {
-  const int64_t size = channels * taps, m = std::max(across.m, 1);
-  const Strides steps = last && taps > 1 ? Strides{1, channels} : Strides{taps, 1};
+  const int64_t size = channels * taps;
+  const int64_t m = across.n ? across.m : std::max<int64_t>(1, CACHED / size);
+  const bool inner = last && taps > 1;
+  const Strides steps = inner ? Strides{1, channels} : Strides{taps, 1};
   const int64_t blocks = ceil_div(rows, m), tasks = groups * blocks;
   const auto* x = static_cast<const typename T::Int*>(weight);
   auto* y = static_cast<typename R::Int*>(output);
@@ -127,10 +129,11 @@ void prune_rows(const void* weight, int64_t rows, int64_t channels, int64_t taps
     for (int64_t i = team.first(tasks); i < team.last(tasks); ++i) {
       const int64_t inside = i % blocks * m, row = i / blocks * rows + inside;
       const int64_t count = std::min(m, rows - inside);
-      for (int64_t k = row; along.n && k < row + count; ++k) {
-        const Part<T, R> part{x + k * size, y + k * size, mask + k * size, channels,
-                              taps,         channels,     steps,           steps};
-        prune(part, 0, taps, along);
+      if (along.n) {
+        const int64_t at = row * size, deep = inner ? channels : count * channels;
+        const Part<T, R> part{x + at,   y + at, mask + at, deep, count * size / deep,
+                              channels, steps,  steps};
+        prune(part, 0, part.positions, along);
       }
       if (across.n) {
         const Strides down{size, 1};

@@ -6,7 +6,7 @@
 
 #pragma once
 
-#include "cpu.h"
+#include "simd.h"
 
 namespace fst {
 
@@ -69,11 +69,33 @@ struct Rule {
 
 // Which of M places are kept: those that fewer than n beat. Of equal ones the first wins.
 //
+// Groups whose places follow each other: each value meets its group's others within one vector.
+template <class Int, int M>
+void compare_neighbours(const Int* keys, Int* beaten, int64_t length) {
+  constexpr int BYTES = std::max<int>(4 * V, M * sizeof(Int)), COUNT = BYTES / sizeof(Int);
+  typedef Int Vector __attribute__((vector_size(BYTES), aligned(sizeof(Int)), may_alias));
+  for (int64_t i = 0; i < length; i += COUNT) {
+    const Vector key = *reinterpret_cast<const Vector*>(keys + i);
+    Vector count{};
+#pragma GCC unroll 8
+    for (int d = 1; d < M; ++d) {
+      Vector partner, wins_ties;
+#pragma GCC unroll 32
+      for (int k = 0; k < COUNT; ++k) {
+        partner[k] = static_cast<Int>(k ^ d);
+        wins_ties[k] = (k ^ d) < k ? -1 : 0;
+      }
+      count -= __builtin_shuffle(key, partner) > key + wins_ties;
+    }
+    *reinterpret_cast<Vector*>(beaten + i) = count;
+  }
+}
+
 // Groups that follow each other, of M channels of TAPS positions each: an element meets those of
 // up to M - 1 channels before and behind it, as far as they are of its group.
 template <class Int, int M, int TAPS>
 struct Partners {
-  static constexpr int PERIOD = TAPS == 1 ? BLOCK : M * TAPS;
+  static constexpr int PERIOD = M * TAPS;
   Int are[2 * M - 1][PERIOD + BLOCK];
   constexpr Partners() : are() {
     for (int d = 1 - M; d < M; ++d) {
@@ -116,9 +138,10 @@ void consecutive(const Part<T, R>& part, int64_t elements, int n) {
     const int64_t length = std::min<int64_t>(CHUNK, elements - start);
     for (int64_t i = 0; i < length; ++i) keys[EDGE + i] = T::magnitude(x[i]);
     std::fill_n(keys + EDGE + length, BLOCK + EDGE, Int{0});  // what is not there beats nothing
-    for (int64_t block = 0; block < length; block += BLOCK) {
+    if constexpr (TAPS == 1) compare_neighbours<Int, M>(keys + EDGE, beaten, length);
+    for (int64_t block = 0; TAPS > 1 && block < length; block += BLOCK) {
       const Int* key = keys + EDGE + block;
-      const int64_t place = TAPS == 1 ? 0 : block % partners.PERIOD;
+      const int64_t place = block % partners.PERIOD;
 #pragma omp simd
       for (int i = 0; i < BLOCK; ++i) {
         Int count = 0;
