@@ -38,6 +38,7 @@ constexpr double RUN_CYCLES = 30, PACK_CYCLES = 5;  // beside the vectors' loads
 constexpr double SUM_CYCLES = 4;          // of a vector of a run, which is loaded, added and stored
 constexpr int64_t MOST_SPAN = 65536 * 8;  // of a window along an axis; farther ones fit no offset
 constexpr int64_t MOST_PACKED = 1 << 26;  // numbers of X of one thread
+constexpr int64_t LINE = 64;              // bytes of a line of the cache
 
 enum Lanes { AUTOMATIC, IMAGES, PIXELS };
 

@@ -100,6 +100,7 @@ struct Lists {
         if (channel_stride == 1 && step == 1) {
           for (int64_t c = 0; c < channels; c += V) {
             *reinterpret_cast<vec*>(y + c) = load_row(x + c, channels - c);
+            __builtin_prefetch(x + c + result_stride);
           }
         } else {
           for (int64_t c = 0; c < channels; ++c) y[c * step] = T::wide(x[c * channel_stride]);
@@ -186,6 +187,12 @@ struct Lists {
                     : append_nonzeros<Single>(row, own, size, to, room, odd);
             runs[(g * units + u) * p.results + result + i] = {at[u], at[u] + some};
             at[u] += some;
+            // Where the runs after these will be: few of the many streams are in the caches.
+            const Entries next{to.values + count * some, to.offsets + count * some};
+            for (int64_t k = 0; k <= some; k += LINE / sizeof(float)) {
+              __builtin_prefetch(next.values + k, 1);
+              if (k % (LINE / sizeof(uint16_t)) == 0) __builtin_prefetch(next.offsets + k, 1);
+            }
           }
         };
         // In the order in which the weight lies in memory.

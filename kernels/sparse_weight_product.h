@@ -12,7 +12,6 @@
 namespace fst {
 
 constexpr int64_t TASKS = 4;  // at least, for each thread
-constexpr int64_t LINE = 64;  // bytes of a line of the cache
 
 struct Epilogue {
   const float* bias;
