@@ -210,4 +210,54 @@ inline vec compress(vec x, uint32_t mask) {
 }
 inline ints compress(ints x, uint32_t mask) { return as_ints(compress(as_floats(x), mask)); }
 
+// Lists of numbers that are not zero, and where what they multiply lies.
+struct Entries {
+  float* values;
+  uint16_t* offsets;
+};
+
+// Writes the numbers of a mask from `at` on, V entries in all; how many they are.
+inline int64_t append_kept(vec x, ints offsets, uint32_t kept, Entries to, int64_t at) {
+  *reinterpret_cast<vec*>(to.values + at) = compress(x, kept);
+  *reinterpret_cast<shorts*>(to.offsets + at) =
+      __builtin_convertvector(compress(offsets, kept), shorts);
+  return __builtin_popcount(kept);
+}
+
+// Four values of a list, each of them in all lanes: one load for four, as loads limit the products.
+struct Four {
+#if defined(__AVX512F__)
+  __m512 values;
+
+  explicit Four(const float* from) : values(_mm512_broadcast_f32x4(_mm_loadu_ps(from))) {}
+  template <int I>
+  vec at() const {
+    return _mm512_permute_ps(values, I * 0x55);
+  }
+#elif defined(__AVX2__)
+  __m256 values;
+
+  explicit Four(const float* from)
+      : values(_mm256_broadcast_ps(reinterpret_cast<const __m128*>(from))) {}
+  template <int I>
+  vec at() const {
+    return _mm256_permute_ps(values, I * 0x55);
+  }
+#else
+  const float* values;
+
+  explicit Four(const float* from) : values(from) {}
+  template <int I>
+  vec at() const {
+    return values[I] - vec{};
+  }
+#endif
+};
+
+inline uint64_t four_offsets(const uint16_t* offsets) {
+  uint64_t four;
+  std::memcpy(&four, offsets, sizeof(four));
+  return four;
+}
+
 }  // namespace fst

@@ -1,5 +1,4 @@
-// What the products by zeros of the maps share: rows that a strip sees, blocks of channels, and
-// lists of the non-zeros of a vector.
+// What the products by zeros of the maps share: rows that a strip sees, and blocks of channels.
 
 #pragma once
 
@@ -75,19 +74,6 @@ void with_block(int64_t vectors, const Function& function) {
     if (vectors == MOST) return function(std::integral_constant<int, MOST>{});
     with_block<MOST - 1>(vectors, function);
   }
-}
-
-alignas(64) inline constexpr int32_t LANES[] = {0, 1, 2,  3,  4,  5,  6,  7,
-                                                8, 9, 10, 11, 12, 13, 14, 15};
-
-// Numbers of a vector that are not zero, one behind the other, and where they stand, from `at` on;
-// how many. Whole vectors are written.
-inline int64_t compress(vec x, int64_t at, float* value, int32_t* place) {
-  const ints places = *reinterpret_cast<const ints*>(LANES) + static_cast<int32_t>(at);
-  const uint32_t kept = nonzeros(x);
-  *reinterpret_cast<vec*>(value) = fst::compress(x, kept);
-  *reinterpret_cast<ints*>(place) = fst::compress(places, kept);
-  return __builtin_popcount(kept);
 }
 
 }  // namespace fst::maps

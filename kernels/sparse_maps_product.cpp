@@ -3,12 +3,12 @@
 //     dX[n][ci][h][w] = sum over co, tap of W[co][ci][tap] * dY[n][co][position of tap]
 //
 // Here X, or dY, is the source. Its zeros are left out: each pixel's channels are compressed once
-// into a list of values and places. The sums of a pixel of the result are vectors of channels in
+// into a list of values and offsets. The sums of a pixel of the result are vectors of channels in
 // registers, and each value of the list adds a row of the weight to them. Lists of pixels that the
 // taps of a row of the kernel see lie one behind the other, and so are one list. For a strip of
 // rows of the result, which may span images:
 //
-//     list [source channels / depth][slot of a source row][pixel: value, place]
+//     list [source channels / depth][slot of a source row][pixel: value, offset]
 //     W    [group][block][source channels / depth][kh][taps of a row][depth][block's channels]
 //     sums [row][pixel][block's channels]
 //
@@ -25,16 +25,12 @@ using namespace fst::maps;
 constexpr int64_t STRIP = 512;      // pixels of the result, if rows are not longer
 constexpr int64_t FEWEST_ROWS = 4;  // of a strip: its first and last see rows of other strips
 
-uint64_t two_places(const int32_t* place) {
-  uint64_t two;
-  std::memcpy(&two, place, sizeof(two));
-  return two;
-}
+alignas(64) constexpr int32_t LANES[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-// sums += value[i] * rows of w at place[i] - shift. Two places behind the last are read too.
+// sums += values[i] * rows of w at offsets[i] - shift, modulo 65536, from i to end. Four
+// offsets behind the last are read too.
 template <int N>
-void accumulate(const float* value, const int32_t* place, int64_t count, const float* w,
-                int64_t shift, float* sums) {
+void accumulate(Entries list, int64_t i, int64_t end, const float* w, int64_t shift, float* sums) {
   constexpr int SETS = N < 6 ? 2 : 1;  // of sums, where few would wait for each other
   vec sum[SETS][N];
 #pragma GCC unroll 8
@@ -42,21 +38,23 @@ void accumulate(const float* value, const int32_t* place, int64_t count, const f
     sum[0][v] = *reinterpret_cast<const vec*>(sums + v * V);
     if (SETS > 1) sum[SETS - 1][v] = vec{};
   }
-  const auto add = [&](vec* set, int64_t i, uint32_t at) __attribute__((always_inline)) {
-    const float* row = w + (at - shift) * (N * V);
+  const auto add = [&](vec* set, vec number, uint64_t at) __attribute__((always_inline)) {
+    const float* row = w + static_cast<uint16_t>(at - shift) * (N * V);
 #pragma GCC unroll 8
-    for (int v = 0; v < N; ++v) set[v] += value[i] * *reinterpret_cast<const vec*>(row + v * V);
+    for (int v = 0; v < N; ++v) set[v] += number * *reinterpret_cast<const vec*>(row + v * V);
   };
-  // Addresses that wait for loads would hold back the loads of w: places are read two ahead.
-  int64_t i = 0;
-  uint64_t next = two_places(place);
-  for (; i + 2 <= count; i += 2) {
-    const uint64_t places = next;
-    next = two_places(place + i + 2);
-    add(sum[0], i, static_cast<uint32_t>(places));
-    add(sum[SETS - 1], i + 1, static_cast<uint32_t>(places >> 32));
+  // Addresses that wait for loads would hold back the loads of w: offsets are read four ahead.
+  uint64_t next = four_offsets(list.offsets + i);
+  for (; i + 4 <= end; i += 4) {
+    const uint64_t offsets = next;
+    next = four_offsets(list.offsets + i + 4);
+    const Four values(list.values + i);
+    add(sum[0], values.at<0>(), offsets);
+    add(sum[SETS - 1], values.at<1>(), offsets >> 16);
+    add(sum[0], values.at<2>(), offsets >> 32);
+    add(sum[SETS - 1], values.at<3>(), offsets >> 48);
   }
-  if (i < count) add(sum[0], i, static_cast<uint32_t>(next));
+  for (; i < end; ++i, next >>= 16) add(sum[0], list.values[i] - vec{}, next);
 #pragma GCC unroll 8
   for (int v = 0; v < N; ++v) {
     if (SETS > 1) sum[0][v] += sum[SETS - 1][v];
@@ -93,10 +91,11 @@ struct Runs {
   }
 };
 
-// Lists of a row of pixels: pixel w has start[w] to start[w + 1].
+// Lists of a row of pixels: pixel w has start[w] to start[w + 1]. Offsets are counted modulo 65536:
+// a run of taps sees less.
 struct Row {
-  float* value;
-  int32_t *place, *start;
+  Entries list;
+  int32_t* start;
 };
 
 // Adds what a run of taps gives to a row of the result.
@@ -108,18 +107,15 @@ __attribute__((noinline)) void add_row(const Axis& columns, int64_t depth, const
     const int64_t low = std::max<int64_t>(first, 0);
     const int64_t high = std::min(first + run.count, columns.source);
     if (low >= high) continue;
-    const int64_t begin = row.start[low], count = row.start[high] - begin;
-    if (count) {
-      accumulate<N>(row.value + begin, row.place + begin, count, w, first * depth,
-                    sums + x * (N * V));
-    }
+    const int64_t begin = row.start[low], end = row.start[high];
+    if (begin < end) accumulate<N>(row.list, begin, end, w, first * depth, sums + x * (N * V));
   }
 }
 
 // A thread's lists and sums of a strip.
 struct Own {
-  float* value;
-  int32_t *place, *start;
+  Entries list;
+  int32_t* start;
   float *sums, *pixels;
   int32_t* of_row;
   int64_t* row;  // of each slot
@@ -225,7 +221,7 @@ struct MapsProduct {
   }
 
   Row lists(int64_t list, const Own& own) const {
-    return {own.value + list * of_row(), own.place + list * of_row(),
+    return {{own.list.values + list * of_row(), own.list.offsets + list * of_row()},
             own.start + list * (columns.source + 1)};
   }
 
@@ -253,13 +249,15 @@ struct MapsProduct {
         fetch(row, first, count, own.pixels);
       }
       const int64_t list = piece * own.slots + slot;
-      const auto [value, place, start] = lists(list, own);
+      const auto [entries, start] = lists(list, own);
       int64_t found = 0;
       for (int64_t w = 0; w < columns.source; ++w, pixels += pitch) {
         start[w] = static_cast<int32_t>(found);
         for (int64_t c = 0; seen(w) && c < count; c += V) {
           const vec x = *reinterpret_cast<const vec*>(pixels + c);
-          found += compress(x, w * depth + c, value + found, place + found);
+          const ints lanes = *reinterpret_cast<const ints*>(LANES);
+          const ints offsets = lanes + static_cast<int32_t>(w * depth + c);
+          found += append_kept(x, offsets, nonzeros(x), entries, found);
         }
       }
       start[columns.source] = static_cast<int32_t>(found);
@@ -327,11 +325,12 @@ struct MapsProduct {
     const int64_t lists = depths * slots, starts = lists * (columns.source + 1);
     const int64_t sums = length * columns.result * widest, pixels = columns.source * depth;
     Memory<float> weights(packed_numbers()), values(threads * list_numbers(slots));
-    Memory<int32_t> places(threads * list_numbers(slots)), begins(threads * starts);
+    Memory<uint16_t> offsets(threads * list_numbers(slots));
+    Memory<int32_t> begins(threads * starts);
     Memory<float> all_sums(threads * sums), all_pixels(threads * pixels);
     Memory<int32_t> of_rows(threads * length);
     Memory<int64_t> slot_rows(threads * slots);
-    if (!weights.data || !values.data || !places.data || !begins.data || !all_sums.data ||
+    if (!weights.data || !values.data || !offsets.data || !begins.data || !all_sums.data ||
         !all_pixels.data || !of_rows.data || !slot_rows.data) {
       return NO_MEMORY;
     }
@@ -340,8 +339,8 @@ struct MapsProduct {
       const int64_t units = groups * blocks.count * depths * rows.taps;
       for (int64_t i = team.first(units); i < team.last(units); ++i) pack_weight(i, weights.data);
       team.wait();
-      Own own{values.data + team.rank * list_numbers(slots),
-              places.data + team.rank * list_numbers(slots),
+      Own own{{values.data + team.rank * list_numbers(slots),
+               offsets.data + team.rank * list_numbers(slots)},
               begins.data + team.rank * starts,
               all_sums.data + team.rank * sums,
               all_pixels.data + team.rank * pixels,

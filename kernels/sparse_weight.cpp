@@ -5,42 +5,6 @@
 namespace fst {
 namespace {
 
-// Four values of a list, each of them in all lanes: one load for four, as loads limit the products.
-struct Four {
-#if defined(__AVX512F__)
-  __m512 values;
-
-  explicit Four(const float* from) : values(_mm512_broadcast_f32x4(_mm_loadu_ps(from))) {}
-  template <int I>
-  vec at() const {
-    return _mm512_permute_ps(values, I * 0x55);
-  }
-#elif defined(__AVX2__)
-  __m256 values;
-
-  explicit Four(const float* from)
-      : values(_mm256_broadcast_ps(reinterpret_cast<const __m128*>(from))) {}
-  template <int I>
-  vec at() const {
-    return _mm256_permute_ps(values, I * 0x55);
-  }
-#else
-  const float* values;
-
-  explicit Four(const float* from) : values(from) {}
-  template <int I>
-  vec at() const {
-    return values[I] - vec{};
-  }
-#endif
-};
-
-uint64_t four_offsets(Entries list, int64_t k) {
-  uint64_t four;
-  std::memcpy(&four, list.offsets + k, sizeof(four));
-  return four;
-}
-
 template <int HIGH, int WIDE>
 void accumulate_runs(const Run* run, int64_t runs, Entries list, const float* x, int64_t pitch,
                      bool fresh, float* y, int64_t of_row, int64_t of_tile, Lines& lines) {
@@ -63,10 +27,10 @@ void accumulate_runs(const Run* run, int64_t runs, Entries list, const float* x,
     };
     // Addresses that wait for loads would hold back the loads of x: offsets are read four ahead.
     int64_t k = run->begin;
-    uint64_t next = four_offsets(list, k);
+    uint64_t next = four_offsets(list.offsets + k);
     for (; k + 4 <= run->end; k += 4) {
       const uint64_t offsets = next;
-      next = four_offsets(list, k + 4);
+      next = four_offsets(list.offsets + k + 4);
       const Four values(list.values + k);
       add(values.at<0>(), static_cast<uint16_t>(offsets));
       add(values.at<1>(), static_cast<uint16_t>(offsets >> 16));

@@ -48,19 +48,6 @@ enum Lanes { AUTOMATIC, IMAGES, PIXELS };
 constexpr int64_t UNIT = 8;  // bytes, which an address of x86 multiplies by
 constexpr int64_t REACH = 65536 * UNIT + TILE * V * 4;
 
-struct Entries {
-  float* values;
-  uint16_t* offsets;
-};
-
-// Writes the numbers of a mask from `at` on, V entries in all; how many they are.
-inline int64_t append_kept(vec x, ints offsets, uint32_t kept, Entries to, int64_t at) {
-  *reinterpret_cast<vec*>(to.values + at) = compress(x, kept);
-  *reinterpret_cast<shorts*>(to.offsets + at) =
-      __builtin_convertvector(compress(offsets, kept), shorts);
-  return __builtin_popcount(kept);
-}
-
 // Shifts that share rows or columns of X: those of the same remainder by the stride.
 struct Classes {
   int count = 0;
