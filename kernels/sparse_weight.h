@@ -151,9 +151,11 @@ struct Plan : Shape {
     const int64_t most =
         flat ? MOST_FLAT_BLOCK : std::clamp<int64_t>(MOST_SUM / taps(), least, MOST_BLOCK);
     // Squares of V channels are packed at once: whole ones are worth a little more than the cache.
+    // Sums of flat products are short, so that they and the lists need a part of the cache.
     const int64_t squares = ceil_div(FIRST_CACHE / bytes, V) * V;
     const bool whole = V == 16 && !flat && squares * bytes <= FIRST_CACHE / 6 * 7;
-    const int64_t fitting = std::clamp(whole ? squares : FIRST_CACHE / bytes, least, most);
+    const int64_t room = flat ? FIRST_CACHE / 4 * 3 : FIRST_CACHE;
+    const int64_t fitting = std::clamp(whole ? squares : room / bytes, least, most);
     block = ceil_div(sources, ceil_div(sources, fitting));
     if (flat && block > V) block = block / V * V;
     blocks = ceil_div(sources, block);
@@ -237,13 +239,23 @@ Status with_plan(const int64_t* numbers, const Function& function) {
   return function(plan);
 }
 
-// Lines of memory that are fetched meanwhile, some of them in each run.
+// Lines of the source that are fetched while runs are summed: those of all places of some rows.
 struct Lines {
-  const void **next, **end;
-  int64_t of_run;
+  const char* from;
+  const int64_t *rows, *places;  // where rows begin, and places of a row, in elements
+  int64_t count, of_row;         // rows, places of a row
+  int64_t element, bytes;        // of an element, of a place
+  int64_t of_run, place, at;     // how many a run fetches; what is next
 
+  int64_t all() const { return count * of_row * ceil_div(bytes, LINE); }
   void fetch() {
-    for (int64_t i = 0; i < of_run && next < end; ++i) __builtin_prefetch(*next++, 0, 2);
+    for (int64_t i = 0; i < of_run && count > 0; ++i) {
+      __builtin_prefetch(from + (*rows + places[place]) * element + at, 0, 2);
+      at += LINE;
+      if (at < bytes) continue;
+      at = 0;
+      if (++place == of_row) place = 0, ++rows, --count;
+    }
   }
 };
 

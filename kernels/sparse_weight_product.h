@@ -36,8 +36,8 @@ struct Product {
     int64_t *places, *columns;  // of lanes of the source, or -1; of vectors of X
     int64_t image, column;      // of lane 0; first column of the strip, in vectors' units
     int64_t origin, packed;     // the row that lies first in X; all rows before `packed` are there
-    const void** memory;        // of lines
-    Lines lines;                // of what is packed next
+    int64_t* rows;              // of the source, that are packed next
+    Lines lines;                // of them
   };
 
   int64_t vectors() const { return p.over_pixels ? p.across.count * p.wide : p.line; }
@@ -152,32 +152,25 @@ struct Product {
     strip.packed = row + high;
   }
 
-  int64_t most_lines() const {  // of what is packed at once
-    if (source.channel_stride != 1) return 0;
-    const int64_t count = p.flat ? p.block : p.down.count * p.high * channels();
-    return vectors() * V * (count * sizeof(Int) / LINE + p.down.count * p.high);
+  // The first `bytes` of all places of some rows, where channels lie side by side.
+  Lines lines_of(const Strip& strip, int64_t rows, int64_t channels) const {
+    if (source.channel_stride != 1) rows = 0;
+    const auto* begin = reinterpret_cast<const char*>(from);
+    const int64_t element = sizeof(Int), bytes = channels * element;
+    return {begin, strip.rows, strip.places, rows, vectors() * V, element, bytes, 0, 0, 0};
   }
 
-  // Lists the lines of some channels of a row's places.
-  void add_lines(Strip& strip, const Int* x, int64_t count) const {
-    if (source.channel_stride != 1) return;
-    for (int64_t i = 0; i < vectors() * V; ++i) {
-      for (int64_t c = 0; strip.places[i] >= 0 && c < count; c += LINE / sizeof(Int)) {
-        *strip.lines.end++ = x + strip.places[i] + c;
-      }
-    }
-  }
-
-  // Lists the lines of the rows that `advance` will pack for the next tile.
+  // The rows that `advance` will pack for the next tile.
   void look_ahead(Strip& strip) const {
-    strip.lines = {strip.memory, strip.memory, 0};
+    int64_t count = 0;
     for (int k = 0; k < p.down.count; ++k) {
       for (int64_t i = 0; i < p.high; ++i) {
         const int64_t row = (strip.packed + p.down.span(k) + i) * p.down.stride + p.down.least[k];
         if (row < 0 || row >= p.rows.source) continue;
-        add_lines(strip, from + row * p.columns.source * source.place_stride, channels());
+        strip.rows[count++] = row * p.columns.source * source.place_stride;
       }
     }
+    strip.lines = lines_of(strip, count, channels());
   }
 
   // Sums of channels [first, last) of the result. Pixels in one row are packed block by block.
@@ -193,16 +186,16 @@ struct Product {
       for (int64_t b = 0; b < p.blocks; ++b) {
         const float* x = strip.x;
         if (p.flat) {
-          const Int* channel = from + (g * p.sources + b * p.block) * source.channel_stride;
-          pack_channels(strip, channel, p.channels_of(b), strip.x);
-          strip.lines = {strip.memory, strip.memory, 0};
-          if (b + 1 < p.blocks) add_lines(strip, channel + p.block, p.channels_of(b + 1));
+          const int64_t channel = g * p.sources + b * p.block;
+          pack_channels(strip, from + channel * source.channel_stride, p.channels_of(b), strip.x);
+          strip.rows[0] = channel + p.block;
+          strip.lines = lines_of(strip, b + 1 < p.blocks, p.block);
         } else {
           x += (row - strip.origin) * p.of_row + (g * p.blocks + b) * p.of_block;
         }
         const bool ahead = p.flat || (b + 1 == p.blocks && end == last);
         Lines none{}, &lines = ahead ? strip.lines : none;
-        lines.of_run = ceil_div(lines.end - lines.next, p.phases() * (end - begin));
+        lines.of_run = ceil_div(lines.all(), p.phases() * (end - begin));
         for (int64_t f = 0; f < p.phases(); ++f) {
           const Run* run = runs + ((g * p.blocks + b) * p.phases() + f - g) * p.results;
           accumulate(run + begin, end - begin, entries, x, p.of_row * 4, b == 0,
@@ -299,29 +292,27 @@ struct Product {
 
   // The memory of some threads' strips.
   struct Strips {
-    int64_t size_x, size_y, size_places, size_lines;
-    int64_t columns;  // where they begin in a thread's places
+    int64_t size_x, size_y, size_places;
+    int64_t columns, rows;  // where they begin in a thread's places
     Memory<float> numbers;
     Memory<int64_t> places;
-    Memory<const void*> lines;
 
     Strips(const Product& of, int64_t threads)
         : size_x(ceil_div((of.p.flat ? of.p.of_block : of.p.numbers()) + REACH / 4, 16) * 16),
           size_y(ceil_div(of.numbers_y(), 16) * 16),
-          size_places(of.vectors() * (V + 1)),
-          size_lines(of.most_lines()),
+          size_places(of.vectors() * (V + 1) + of.p.down.count * of.p.high),
           columns(of.vectors() * V),
+          rows(of.vectors() * (V + 1)),
           numbers(threads * (size_x + size_y)),
-          places(threads * size_places),
-          lines(threads * size_lines) {}
-    bool there() const { return numbers.data && places.data && lines.data; }
+          places(threads * size_places) {}
+    bool there() const { return numbers.data && places.data; }
     Strip of(int64_t rank) const {
       Strip strip{};
       strip.x = numbers.data + rank * (size_x + size_y);
       strip.y = strip.x + size_x;
       strip.places = places.data + rank * size_places;
       strip.columns = strip.places + columns;
-      strip.memory = lines.data + rank * size_lines;
+      strip.rows = strip.places + rows;
       return strip;
     }
   };
