@@ -196,7 +196,7 @@ struct MapsGradWeight {
         below = std::min({most_high, high - r, TILE / (beside * n)});
         const int64_t pixel = chunk.origin + r * rows.apart * columns.source + s * columns.apart;
         const int64_t tap = (chunk.down->first + r) * columns.taps + chunk.across->first + s;
-        find_accumulate(below, beside * n)(
+        find_accumulate(below, beside * n, false)(
             chunk.runs + (alone ? (r * across + s) * deep : 0), deep, own.entries,
             own.packed + pixel * width, rows.apart * columns.source * width * 4, false,
             result + tap * width, columns.taps * width, taps() * width, none);

@@ -5,18 +5,22 @@
 namespace fst {
 namespace {
 
-template <int HIGH, int WIDE>
+// SETS of sums take turns: entries of a small tile would wait for the sums of those before.
+template <int SETS, int HIGH, int WIDE>
 void accumulate_runs(const Run* run, int64_t runs, Entries list, const float* x, int64_t pitch,
                      bool fresh, float* y, int64_t of_row, int64_t of_tile, Lines& lines) {
   for (const Run* last = run + runs; run < last; ++run, y += of_tile) {
     lines.fetch();
-    vec sum[HIGH][WIDE];
+    vec sums[SETS][HIGH][WIDE];
+#pragma GCC unroll 2
+    for (auto& sum : sums) {
 #pragma GCC unroll 32
-    for (int i = 0; i < HIGH; ++i) {
+      for (int i = 0; i < HIGH; ++i) {
 #pragma GCC unroll 32
-      for (int j = 0; j < WIDE; ++j) sum[i][j] = vec{};
+        for (int j = 0; j < WIDE; ++j) sum[i][j] = vec{};
+      }
     }
-    const auto add = [&](vec value, uint16_t offset) __attribute__((always_inline)) {
+    const auto add = [&](vec value, uint16_t offset, auto& sum) __attribute__((always_inline)) {
       const char* row = reinterpret_cast<const char*>(x) + offset * UNIT;
 #pragma GCC unroll 32
       for (int i = 0; i < HIGH; ++i) {
@@ -32,38 +36,44 @@ void accumulate_runs(const Run* run, int64_t runs, Entries list, const float* x,
       const uint64_t offsets = next;
       next = four_offsets(list.offsets + k + 4);
       const Four values(list.values + k);
-      add(values.at<0>(), static_cast<uint16_t>(offsets));
-      add(values.at<1>(), static_cast<uint16_t>(offsets >> 16));
-      add(values.at<2>(), static_cast<uint16_t>(offsets >> 32));
-      add(values.at<3>(), static_cast<uint16_t>(offsets >> 48));
+      add(values.at<0>(), static_cast<uint16_t>(offsets), sums[0]);
+      add(values.at<1>(), static_cast<uint16_t>(offsets >> 16), sums[SETS - 1]);
+      add(values.at<2>(), static_cast<uint16_t>(offsets >> 32), sums[0]);
+      add(values.at<3>(), static_cast<uint16_t>(offsets >> 48), sums[SETS - 1]);
     }
     for (; k < run->end; ++k, next >>= 16) {
-      add(list.values[k] - vec{}, static_cast<uint16_t>(next));
+      add(list.values[k] - vec{}, static_cast<uint16_t>(next), sums[0]);
     }
 #pragma GCC unroll 32
     for (int i = 0; i < HIGH; ++i) {
 #pragma GCC unroll 32
       for (int j = 0; j < WIDE; ++j) {
         vec& place = *reinterpret_cast<vec*>(y + i * of_row + j * V);
-        place = fresh ? sum[i][j] : place + sum[i][j];
+        const vec sum = SETS > 1 ? sums[0][i][j] + sums[1][i][j] : sums[0][i][j];
+        place = fresh ? sum : place + sum;
       }
     }
   }
 }
 
-template <int HIGH, int... WIDE>
+template <int SETS, int HIGH, int... WIDE>
 Accumulate of_width(int64_t wide, std::integer_sequence<int, WIDE...>) {
-  static constexpr Accumulate all[] = {accumulate_runs<HIGH, WIDE + 1>...};
+  static constexpr Accumulate all[] = {accumulate_runs<SETS, HIGH, WIDE + 1>...};
   return all[wide - 1];
+}
+
+template <int SETS, int MOST>
+Accumulate of_size(int64_t high, int64_t wide) {
+  if (high == 1) return of_width<SETS, 1>(wide, std::make_integer_sequence<int, MOST>());
+  if (high == 2) return of_width<SETS, 2>(wide, std::make_integer_sequence<int, MOST / 2>());
+  if (high == 3) return of_width<SETS, 3>(wide, std::make_integer_sequence<int, MOST / 3>());
+  return of_width<SETS, 4>(wide, std::make_integer_sequence<int, MOST / 4>());
 }
 
 }  // namespace
 
-Accumulate find_accumulate(int64_t high, int64_t wide) {
-  if (high == 1) return of_width<1>(wide, std::make_integer_sequence<int, TILE>());
-  if (high == 2) return of_width<2>(wide, std::make_integer_sequence<int, TILE / 2>());
-  if (high == 3) return of_width<3>(wide, std::make_integer_sequence<int, TILE / 3>());
-  return of_width<4>(wide, std::make_integer_sequence<int, TILE / 4>());
+Accumulate find_accumulate(int64_t high, int64_t wide, bool small) {
+  return small ? of_size<2, SMALL>(high, wide) : of_size<1, TILE>(high, wide);
 }
 
 }  // namespace fst

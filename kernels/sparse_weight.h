@@ -13,14 +13,14 @@
 //
 //     tile[i][j] += value * X[window + offset + i rows + j vectors]
 //
-// A vector runs over V images, or over V pixels of a row where images are few:
+// A vector runs over V images or, where images are few, over parts of them: the result's grid is
+// divided into equal parts, whose sources overlap. Taps, strides and edges are the same for all.
 //
-//     images   X [group, block][row][channel of the block][column][image]
-//     pixels   X [group, block][channel of the block][copy][row][column]
+//     X [group, block][row][channel of the block][column][part]
 //
 // Rows of the same remainder by the stride lie side by side, and so do columns: all loads of a tile
-// follow each other. Over pixels each tap's column has its own copy, which keeps loads aligned. 1x1
-// kernels without padding take all pixels of a batch as one row.
+// follow each other. 1x1 kernels without padding take all pixels of a batch as one row ('flat'),
+// whose vectors run over V pixels that follow each other.
 
 #pragma once
 
@@ -30,8 +30,9 @@
 namespace fst {
 
 constexpr int TILE = V == 16 ? 28 : V == 8 ? 14 : 12;  // vectors in registers beside two others
-constexpr int HIGHEST = 4;                             // rows of a tile over images
-constexpr int MOST_TAPS = 16;                          // of an axis; the most of a stride too
+constexpr int SMALL = 7;       // vectors of a tile that are too few for two units of multiply-adds
+constexpr int HIGHEST = 4;     // rows of a tile
+constexpr int MOST_TAPS = 16;  // of an axis; the most of a stride too
 constexpr int64_t LEAST_BLOCK = 4, MOST_BLOCK = 32, MOST_FLAT_BLOCK = 64;  // channels
 constexpr int64_t MOST_SUM = 512;  // numbers that are added one by one: sums of sums are more exact
 constexpr double RUN_CYCLES = 30, PACK_CYCLES = 5;  // beside the vectors' loads and products
@@ -40,7 +41,7 @@ constexpr int64_t MOST_SPAN = 65536 * 8;  // of a window along an axis; farther 
 constexpr int64_t MOST_PACKED = 1 << 26;  // numbers of X of one thread
 constexpr int64_t LINE = 64;              // bytes of a line of the cache
 
-enum Lanes { AUTOMATIC, IMAGES, PIXELS };
+enum Lanes { AUTOMATIC, IMAGES, PIXELS };  // PIXELS: parts of images where that fills more lanes
 
 // Weights that are not zero, and where what they multiply lies in a tile's window of X. Offsets of
 // 16 bits save memory. Whatever a list holds, they reach no further than REACH from the window,
@@ -53,16 +54,16 @@ struct Classes {
   int count = 0;
   int64_t stride = 1, least[MOST_TAPS], most[MOST_TAPS];
 
-  int find(int64_t shift, bool alone) const {
+  int find(int64_t shift) const {
     for (int k = 0; k < count; ++k) {
-      if (alone ? shift == least[k] : (shift - least[k]) % stride == 0) return k;
+      if ((shift - least[k]) % stride == 0) return k;
     }
     return count;
   }
-  Classes(const Axis& axis, bool alone) : stride(axis.step()) {
+  explicit Classes(const Axis& axis) : stride(axis.step()) {
     for (int64_t tap = 0; tap < axis.taps; ++tap) {
       const int64_t shift = axis.shift(tap);
-      const int k = find(shift, alone);
+      const int k = find(shift);
       if (k == count) least[k] = most[k] = shift, ++count;
       least[k] = std::min(least[k], shift);
       most[k] = std::max(most[k], shift);
@@ -84,8 +85,9 @@ struct Shape {
 
 // How a product is cut. Neither memory formats nor threads change it, so that lists can be kept.
 struct Plan : Shape {
-  bool over_pixels, flat;
+  bool flat;
   Classes down, across;
+  int64_t parts_down, parts_across;          // of an image
   int64_t high, wide;                        // rows and vectors of a tile
   int64_t line;                              // vectors of a row of X
   int64_t kept;                              // rows of X of each class
@@ -96,55 +98,63 @@ struct Plan : Shape {
     return s.rows.taps == 1 && s.columns.taps == 1 && s.rows.stride == 1 && s.columns.stride == 1 &&
            s.rows.padding == 0 && s.columns.padding == 0;
   }
-  static bool choose(const Shape& s, int64_t lanes) {
-    if (lanes != AUTOMATIC) return lanes == PIXELS;
-    if (is_flat(s)) return true;
-    // The share of lanes that hold something.
-    const int64_t wide = s.columns.count();
-    return s.images * ceil_div(wide, V) * V < ceil_div(s.images, V) * V * wide;
-  }
 
   Plan(const Shape& s, int64_t lanes)
       : Shape(s),
-        over_pixels(choose(s, lanes)),
-        flat(over_pixels && is_flat(s)),
-        down(s.rows, false),
-        across(s.columns, over_pixels) {
+        flat(lanes != IMAGES && is_flat(s)),
+        down(s.rows),
+        across(s.columns) {
+    parts_down = parts_across = 1;
     if (flat) {
       columns.source = columns.result = images * rows.result * columns.result;
       rows.source = rows.result = images = 1;
+    } else if (lanes != IMAGES) {
+      divide();
     }
     double least = 0;
     int64_t best_high = 1, best_wide = 1;
     const int64_t most = std::min<int64_t>(length(), TILE);
     for (int64_t width = most; width >= 1; --width) {
-      const int64_t highest = over_pixels ? TILE / width : std::min<int64_t>(TILE / width, HIGHEST);
-      for (int64_t rows_of = std::min(highest, rows.count()); rows_of >= 1; --rows_of) {
+      const int64_t highest = std::min<int64_t>(TILE / width, HIGHEST);
+      for (int64_t rows_of = std::min(highest, height()); rows_of >= 1; --rows_of) {
         const double found = cut(rows_of, width);
         if (least == 0 || found < least) least = found, best_high = rows_of, best_wide = width;
       }
     }
     cut(best_high, best_wide);
     const int64_t window = high + down.longest();
-    kept = window > high && !over_pixels ? window + 2 * high : window;
-    of_row = (over_pixels ? line : block * line) * V;
-    channel_stride = (over_pixels ? copies() * down.count * kept * line : line) * V;
-    of_block = block * copies() * down.count * kept * line * V;
+    kept = window > high ? window + 2 * high : window;
+    channel_stride = line * V;
+    of_row = block * channel_stride;
+    of_block = down.count * kept * of_row;
   }
 
-  int64_t copies() const { return over_pixels ? across.count : 1; }
+  // Parts that leave the fewest lanes empty; of such ones, those whose sources overlap least.
+  void divide() {
+    int64_t least = 0, least_seen = 0;
+    for (int64_t i = std::min<int64_t>(V, rows.count()); i >= 1; --i) {
+      for (int64_t j = std::min<int64_t>(V / i, columns.count()); j >= 1; --j) {
+        const int64_t h = ceil_div(rows.count(), i), w = ceil_div(columns.count(), j);
+        const int64_t strips = ceil_div(images * i * j, V), found = strips * h * w;
+        const int64_t seen = strips * (h + down.longest()) * (w + across.longest());
+        if (least == 0 || found < least || (found == least && seen < least_seen)) {
+          least = found, least_seen = seen, parts_down = i, parts_across = j;
+        }
+      }
+    }
+  }
 
   // Chooses a tile, and blocks of channels whose part of X stays in the first cache. Returns about
   // how many cycles it takes for each channel of the source and of the result, half of the weight
   // being zero.
   double cut(int64_t rows_of, int64_t width) {
     high = rows_of, wide = width;
-    line = over_pixels ? wide : across.count * wide;
-    for (int k = 0; !over_pixels && k < across.count; ++k) line += across.span(k);
+    line = across.count * wide;
+    for (int k = 0; k < across.count; ++k) line += across.span(k);
     int64_t packed = 0, seen = 0;  // vectors of a channel that are new in a tile, and all
     for (int k = 0; k < down.count; ++k) {
-      packed += high * line * copies();
-      seen += (high + down.span(k)) * line * copies();
+      packed += high * line;
+      seen += (high + down.span(k)) * line;
     }
     const int64_t bytes = seen * V * 4;
     const int64_t least = std::clamp<int64_t>(65536 * UNIT / bytes, 1, LEAST_BLOCK);
@@ -159,8 +169,8 @@ struct Plan : Shape {
     block = ceil_div(sources, ceil_div(sources, fitting));
     if (flat && block > V) block = block / V * V;
     blocks = ceil_div(sources, block);
-    const double tiles = static_cast<double>(ceil_div(rows.count(), high)) * strips();
-    const double vectors = static_cast<double>(rows.count()) * length();
+    const double tiles = static_cast<double>(ceil_div(height(), high)) * strips();
+    const double vectors = static_cast<double>(height()) * length();
     const double runs = static_cast<double>(phases()) / block;
     return vectors * (0.25 * taps() + SUM_CYCLES * runs) +
            tiles * (0.5 * taps() + RUN_CYCLES * runs +
@@ -174,20 +184,22 @@ struct Plan : Shape {
   int64_t runs() const { return groups * blocks * phases() * results; }
   int64_t channels_of(int64_t b) const { return std::min(block, sources - b * block); }
   int64_t strips() const { return ceil_div(length(), wide); }
-  int64_t length() const { return over_pixels ? ceil_div(columns.count(), V) : columns.count(); }
+  // Of a part, in rows and vectors.
+  int64_t height() const { return ceil_div(rows.count(), parts_down); }
+  int64_t length() const { return ceil_div(columns.count(), flat ? V : parts_across); }
+  int64_t parts() const { return images * parts_down * parts_across; }
 
   // From a window's start to what a tap multiplies, in units.
   int64_t offset(int64_t channel, int64_t r, int64_t s) const {
     const int64_t shift_h = rows.shift(r), shift_w = columns.shift(s);
-    const int k = down.find(shift_h, false), l = across.find(shift_w, over_pixels);
+    const int k = down.find(shift_h), l = across.find(shift_w);
     const int64_t row = k * kept + (shift_h - down.least[k]) / down.stride;
     return (channel * channel_stride + row * of_row + column(l) +
-            (over_pixels ? 0 : (shift_w - across.least[l]) / across.stride * V)) *
+            (shift_w - across.least[l]) / across.stride * V) *
            4 / UNIT;
   }
   // Where the columns of a class begin.
   int64_t column(int l) const {
-    if (over_pixels) return l * down.count * kept * line * V;
     int64_t at = 0;
     for (int k = 0; k < l; ++k) at += wide + across.span(k);
     return at * V;
@@ -202,9 +214,8 @@ constexpr int64_t HEAD = 8;  // numbers of int64 before the runs, which say what
 constexpr int64_t TAIL = 4;  // offsets behind the last ones, which products read ahead
 
 inline void describe(const Plan& p, int64_t* head) {
-  const int64_t numbers[HEAD] = {
-      p.of_row, p.channel_stride,           p.runs(), p.weights(),
-      p.block,  p.kept * 2 + p.over_pixels, p.line,   p.taps() * 2 + p.backward};
+  const int64_t numbers[HEAD] = {p.of_row, p.channel_stride, p.runs(), p.weights(),
+                                 p.block,  p.kept,           p.line,   p.taps() * 2 + p.backward};
   std::memcpy(head, numbers, sizeof(numbers));
 }
 inline int64_t list_bytes(const Plan& p) {
@@ -264,6 +275,7 @@ struct Lines {
 using Accumulate = void (*)(const Run*, int64_t, Entries, const float* x, int64_t pitch, bool fresh,
                             float* y, int64_t of_row, int64_t of_tile, Lines&);
 
-Accumulate find_accumulate(int64_t high, int64_t wide);
+// small: the largest tile has at most SMALL vectors.
+Accumulate find_accumulate(int64_t high, int64_t wide, bool small);
 
 }  // namespace fst

@@ -1,8 +1,8 @@
 // A product of a convolution from lists of what is not zero in the weight (sparse_weight.h).
 //
-// A task is a strip of V images, or of one image, as wide as a tile. It goes down the strip: rows
-// of the source are packed once each, tiles are summed block by block of channels, and are
-// transposed into the layout of the result, where bias, residual and activation are applied.
+// A task is a strip of V parts of images, or of pixels in a row, as wide as a tile. It goes down the
+// strip: rows of the source are packed once each, tiles are summed block by block of channels, and
+// are transposed into the layout of the result, where bias, residual and activation are applied.
 
 #pragma once
 
@@ -30,57 +30,85 @@ struct Product {
   Epilogue epilogue;
   Map source, result;
 
+  // Of an image, in the units of the result's grid.
+  struct Part {
+    int64_t image, row, column;
+  };
+
   // One thread's memory, and what it has packed of a strip.
   struct Strip {
     float *x, *y;
-    int64_t *places, *columns;  // of lanes of the source, or -1; of vectors of X
-    int64_t image, column;      // of lane 0; first column of the strip, in vectors' units
-    int64_t origin, packed;     // the row that lies first in X; all rows before `packed` are there
-    int64_t* rows;              // of the source, that are packed next
-    Lines lines;                // of them
+    int64_t *places, *inside;  // of lanes of the source, or -1; those of a row at an edge
+    int64_t* columns;          // of vectors of X
+    int64_t part, column;      // of lane 0 (flat: its image); first column, in vectors
+    Part parts[V];             // of lanes
+    int64_t origin, packed;    // the row that lies first in X; all rows before `packed` are there
+    int64_t* rows;             // of the source, that are packed next
+    Lines lines;               // of them
   };
 
-  int64_t vectors() const { return p.over_pixels ? p.across.count * p.wide : p.line; }
   int64_t numbers_y() const { return p.phases() * p.groups * p.results * p.high * p.wide * V; }
-  int64_t lanes() const { return p.over_pixels ? 1 : V; }  // images of a strip
+  int64_t lanes() const { return p.flat ? 1 : V; }  // parts of a strip
+  int64_t step() const { return p.flat ? V : 1; }   // columns from a vector to the next
   int64_t channels() const { return p.groups * p.sources; }
 
   // Where each lane of each vector of a row lies in a row of the source.
   void find_places(Strip& strip) const {
+    for (int64_t i = 0; i < V; ++i) {
+      const int64_t part = strip.part + i, down = part / p.parts_across;
+      strip.parts[i] = p.flat ? Part{strip.part, 0, i}
+                              : Part{down / p.parts_down, down % p.parts_down * p.height(),
+                                     part % p.parts_across * p.length()};
+    }
     int64_t at = 0;
     for (int k = 0; k < p.across.count; ++k) {
-      const int64_t length = p.wide + (p.over_pixels ? 0 : p.across.span(k));
-      for (int64_t i = 0; i < length; ++i, ++at) {
+      for (int64_t i = 0; i < p.wide + p.across.span(k); ++i, ++at) {
         strip.columns[at] = p.column(k) + i * V;
         for (int64_t lane = 0; lane < V; ++lane) {
-          const int64_t image = strip.image + (p.over_pixels ? 0 : lane);
-          const int64_t step = p.over_pixels ? (strip.column + i) * V + lane : strip.column + i;
-          const int64_t column = step * p.across.stride + p.across.least[k];
-          const bool there = image < p.images && column >= 0 && column < p.columns.source;
+          const Part& part = strip.parts[lane];
+          const int64_t row = part.row * p.down.stride;
+          const int64_t column =
+              (part.column + (strip.column + i) * step()) * p.across.stride + p.across.least[k];
+          const bool there = part.image < p.images && column >= 0 && column < p.columns.source;
           strip.places[at * V + lane] =
-              there ? image * source.image_stride() + column * source.place_stride : -1;
+              there ? part.image * source.image_stride() +
+                          (row * p.columns.source + column) * source.place_stride
+                    : -1;
         }
       }
     }
   }
 
+  // The same for a row of the first part; null if it lies outside of all parts' images.
+  const int64_t* places_of(const Strip& strip, int64_t row) const {
+    const int64_t step = p.height() * p.down.stride, most = (p.parts_down - 1) * step;
+    if (row + most < 0 || row >= p.rows.source) return nullptr;
+    if (row >= 0 && row + most < p.rows.source) return strip.places;
+    for (int64_t i = 0; i < p.line * V; ++i) {
+      const int64_t own = row + strip.parts[i % V].row * p.down.stride;
+      strip.inside[i] = own < 0 || own >= p.rows.source ? -1 : strip.places[i];
+    }
+    return strip.inside;
+  }
+
   // A row of the source, or zeros, as row `slot` of X.
   void pack_row(const Strip& strip, int64_t row, int64_t slot) const {
-    const bool outside = row < 0 || row >= p.rows.source;
+    const int64_t* places = places_of(strip, row);
     const Int* begin = from + row * p.columns.source * source.place_stride;
     for (int64_t g = 0; g < p.groups; ++g) {
-      pack_channels(strip, outside ? nullptr : begin + g * p.sources * source.channel_stride,
-                    p.sources, strip.x + g * p.blocks * p.of_block + slot * p.of_row);
+      pack_channels(strip, places, begin + g * p.sources * source.channel_stride, p.sources,
+                    strip.x + g * p.blocks * p.of_block + slot * p.of_row);
     }
   }
 
   // Channels of a group from x on; two vectors of 16 at a time, which fill lines of the cache.
-  void pack_channels(const Strip& strip, const Int* x, int64_t count, float* y) const {
+  void pack_channels(const Strip& strip, const int64_t* places, const Int* x, int64_t count,
+                     float* y) const {
     const int64_t step = std::max(V, 16);
-    for (int64_t at = 0; at < vectors(); at += 2) {
+    for (int64_t at = 0; at < p.line; at += 2) {
       for (int64_t c = 0; c < count; c += step) {
-        for (int64_t i = at; i < std::min(at + 2, vectors()); ++i) {
-          const int64_t* place = strip.places + i * V;
+        for (int64_t i = at; i < std::min(at + 2, p.line); ++i) {
+          const int64_t* place = places ? places + i * V : nullptr;
           for (int64_t d = c; d < std::min(c + step, count); d += V) {
             pack_square(x, place, d, std::min<int64_t>(V, count - d), y + strip.columns[i]);
           }
@@ -98,7 +126,7 @@ struct Product {
       y += p.channel_stride;
       if (--left == 0) y += wrap, left = p.block;
     };
-    if (!x) {
+    if (!place) {
       for (int64_t i = 0; i < count; ++i) put_next(vec{});
       return;
     }
@@ -116,7 +144,7 @@ struct Product {
       for (int i = 0; i < V; ++i) put_next(square[i]);
       return;
     }
-    const bool together = all && p.over_pixels && place[V - 1] - place[0] == V - 1;
+    const bool together = all && p.flat && place[V - 1] - place[0] == V - 1;
     for (int64_t i = 0; i < count; ++i, x += source.channel_stride) {
       vec value = vec{};
       if (together) {
@@ -157,7 +185,7 @@ struct Product {
     if (source.channel_stride != 1) rows = 0;
     const auto* begin = reinterpret_cast<const char*>(from);
     const int64_t element = sizeof(Int), bytes = channels * element;
-    return {begin, strip.rows, strip.places, rows, vectors() * V, element, bytes, 0, 0, 0};
+    return {begin, strip.rows, strip.places, rows, p.line * V, element, bytes, 0, 0, 0};
   }
 
   // The rows that `advance` will pack for the next tile.
@@ -166,7 +194,7 @@ struct Product {
     for (int k = 0; k < p.down.count; ++k) {
       for (int64_t i = 0; i < p.high; ++i) {
         const int64_t row = (strip.packed + p.down.span(k) + i) * p.down.stride + p.down.least[k];
-        if (row < 0 || row >= p.rows.source) continue;
+        if (!places_of(strip, row)) continue;
         strip.rows[count++] = row * p.columns.source * source.place_stride;
       }
     }
@@ -177,9 +205,7 @@ struct Product {
   void multiply(Strip& strip, int64_t row, int64_t high, int64_t wide, int64_t first,
                 int64_t last) const {
     const int64_t all = p.groups * p.results, size = p.high * p.wide * V;
-    // Rows of pixels lie side by side.
-    const Accumulate accumulate =
-        p.over_pixels ? find_accumulate(1, high * wide) : find_accumulate(high, wide);
+    const Accumulate accumulate = find_accumulate(high, wide, p.high * p.wide <= SMALL);
     for (int64_t g = first / p.results; g * p.results < last; ++g) {
       const int64_t begin = std::max(first, g * p.results);
       const int64_t end = std::min(last, (g + 1) * p.results);
@@ -187,7 +213,8 @@ struct Product {
         const float* x = strip.x;
         if (p.flat) {
           const int64_t channel = g * p.sources + b * p.block;
-          pack_channels(strip, from + channel * source.channel_stride, p.channels_of(b), strip.x);
+          pack_channels(strip, strip.places, from + channel * source.channel_stride,
+                        p.channels_of(b), strip.x);
           strip.rows[0] = channel + p.block;
           strip.lines = lines_of(strip, b + 1 < p.blocks, p.block);
         } else {
@@ -240,16 +267,16 @@ struct Product {
     const int64_t size = p.high * p.wide * V, all = p.groups * p.results;
     for (int64_t f = 0; f < p.phases(); ++f) {
       for (int64_t t = 0; t < high * wide; ++t) {
-        const int64_t h = f / across + down * (row + t / wide);
         int64_t place[V];
         bool any = false;
         for (int64_t i = 0; i < V; ++i) {
-          const int64_t step = strip.column + t % wide;
-          const int64_t w = f % across + across * (p.over_pixels ? step * V + i : step);
-          const int64_t image = strip.image + (p.over_pixels ? 0 : i);
-          const bool there = h < p.rows.result && w < p.columns.result && image < p.images;
+          const Part& part = strip.parts[i];
+          const int64_t h = f / across + down * (part.row + row + t / wide);
+          const int64_t column = part.column + (strip.column + t % wide) * step();
+          const int64_t w = f % across + across * column;
+          const bool there = h < p.rows.result && w < p.columns.result && part.image < p.images;
           any |= there;
-          place[i] = there ? image * result.image_stride() +
+          place[i] = there ? part.image * result.image_stride() +
                                  (h * p.columns.result + w) * result.place_stride
                            : -1;
         }
@@ -277,9 +304,7 @@ struct Product {
 
   // Rows [begin, end) of a strip, channels [first, last) of the result.
   void run_strip(Strip& strip, int64_t begin, int64_t end, int64_t first, int64_t last) const {
-    // Over pixels a tile of rows is one of vectors that follow each other.
-    const int64_t rest = std::min(p.wide, p.length() - strip.column);
-    const int64_t wide = p.over_pixels && p.high > 1 ? p.wide : rest;
+    const int64_t wide = std::min(p.wide, p.length() - strip.column);
     find_places(strip);
     strip.origin = begin, strip.packed = -1;
     for (int64_t row = begin; row < end; row += p.high) {
@@ -292,17 +317,15 @@ struct Product {
 
   // The memory of some threads' strips.
   struct Strips {
-    int64_t size_x, size_y, size_places;
-    int64_t columns, rows;  // where they begin in a thread's places
+    int64_t line, size_x, size_y, size_places;
     Memory<float> numbers;
     Memory<int64_t> places;
 
     Strips(const Product& of, int64_t threads)
-        : size_x(ceil_div((of.p.flat ? of.p.of_block : of.p.numbers()) + REACH / 4, 16) * 16),
+        : line(of.p.line),
+          size_x(ceil_div((of.p.flat ? of.p.of_block : of.p.numbers()) + REACH / 4, 16) * 16),
           size_y(ceil_div(of.numbers_y(), 16) * 16),
-          size_places(of.vectors() * (V + 1) + of.p.down.count * of.p.high),
-          columns(of.vectors() * V),
-          rows(of.vectors() * (V + 1)),
+          size_places(line * (2 * V + 1) + of.p.down.count * of.p.high),
           numbers(threads * (size_x + size_y)),
           places(threads * size_places) {}
     bool there() const { return numbers.data && places.data; }
@@ -310,16 +333,17 @@ struct Product {
       Strip strip{};
       strip.x = numbers.data + rank * (size_x + size_y);
       strip.y = strip.x + size_x;
-      strip.places = places.data + rank * size_places;
-      strip.columns = strip.places + columns;
-      strip.rows = strip.places + rows;
+      strip.columns = places.data + rank * size_places;
+      strip.places = strip.columns + line;
+      strip.inside = strip.places + line * V;
+      strip.rows = strip.inside + line * V;
       return strip;
     }
   };
 
   Status run(int64_t threads) const {
-    const int64_t strips = p.strips(), height = p.rows.count(), tiles = ceil_div(height, p.high);
-    const int64_t units = ceil_div(p.images, lanes()) * strips, all = p.groups * p.results;
+    const int64_t strips = p.strips(), height = p.height(), tiles = ceil_div(height, p.high);
+    const int64_t units = ceil_div(p.parts(), lanes()) * strips, all = p.groups * p.results;
     // Parts of a strip repeat the rows that both see, parts of the channels repeat all packing.
     const bool even = units >= TASKS * threads || units % threads == 0;
     const int64_t pieces = even ? 1 : std::min(tiles, ceil_div(TASKS * threads, units));
@@ -338,7 +362,7 @@ struct Product {
         const int64_t split = task % splits, piece = task / splits % pieces;
         const int64_t unit = task / splits / pieces * together;
         for (int64_t i = unit; i < std::min(unit + together, units); ++i) {
-          strip.image = i / strips * lanes();
+          strip.part = i / strips * lanes();
           strip.column = i % strips * p.wide;
           run_strip(strip, tiles * piece / pieces * p.high,
                     std::min(height, tiles * (piece + 1) / pieces * p.high), all * split / splits,

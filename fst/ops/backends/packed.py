@@ -94,7 +94,7 @@ class ZerosOverImages(Backend):
 
 
 class ZerosOverPixels(ZerosOverImages):
-    """The same; vectors run over the pixels of an image, or the rows of a linear layer."""
+    """The same; vectors run over pixels: parts of images, or the rows of a linear layer."""
 
     name = "zeros_pixels"
     computes = {"packed": "C++ for CPUs: zeros of the weight are skipped, vectors of pixels"}

@@ -4,8 +4,8 @@ The products are those of the dense kernels up to the order of their sums. A zer
 not multiplied, so 0 · inf adds nothing; NaN and infinities of the weight are numbers like others,
 and dX of such a weight is the dense product.
 
-``lanes`` says what a vector of the processor runs over: 0 a rule decides, 1 images of the batch,
-2 pixels.
+``lanes`` says what a vector of the processor runs over: 1 images of the batch; 0 and 2 pixels of
+1x1 layers, and parts of images where that fills more of the vector.
 """
 
 from __future__ import annotations
@@ -64,9 +64,8 @@ def _surely_fits(weight_shape: Sequence[int], geometry: Geometry) -> bool:
     _, inside, high, wide = weight_shape
     rows, columns = min(geometry.stride[0], high), min(geometry.stride[1], wide)
     down, across = geometry.dilation[0] * (high - 1), geometry.dilation[1] * (wide - 1)
-    of_images = max((3 + down) * (28 * columns + across), (12 + down) * (7 * columns + across))
-    of_pixels = max((1 + down) * 28 * wide, (28 + down) * wide)
-    of_channel = 16 * rows * max(of_images, of_pixels)
+    window = max((3 + down) * (28 * columns + across), (12 + down) * (7 * columns + across))
+    of_channel = 16 * rows * window
     channels = max(inside * geometry.groups, weight_shape[0])
     near = max(geometry.dilation) <= FAR and of_channel <= 2**17
     return near and channels * of_channel <= 2**26
