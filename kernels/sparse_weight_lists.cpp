@@ -109,6 +109,16 @@ struct Lists {
     }
   }
 
+  // Reads weights of some results in the order of memory, so that the processor fetches them ahead.
+  void read_ahead(const Phase& phase, const Int* from, int64_t channels, int64_t results) const {
+    for (int64_t c = 0; c < channels; ++c) {
+      for (int64_t t = 0; t < phase.taps; ++t) {
+        const volatile Int* row = from + c * channel_stride + phase.tap[t] * tap_stride;
+        for (int64_t k = 0; k < results; k += LINE / sizeof(Int)) static_cast<void>(row[k]);
+      }
+    }
+  }
+
   void find_phases(Phase* phases) const {
     const int64_t across = p.columns.phases();
     for (int64_t f = 0; f < p.phases(); ++f) {
@@ -169,13 +179,16 @@ struct Lists {
           limit[u] = place + end * size;
           place += p.results * size;
         }
+        const auto first = [&](int64_t u, int64_t result) {
+          return weight + g * group_stride + result * result_stride +
+                 u / p.phases() * p.block * channel_stride;
+        };
         const auto list = [&](int64_t u, int64_t result) {
           const int64_t b = u / p.phases(), f = u % p.phases(), channels = p.channels_of(b);
           const Phase& phase = phases.data[f];
           const int64_t size = channels * phase.taps, count = std::min(step, p.results - result);
           const uint16_t* own = offsets.data + ((b == p.blocks - 1) * p.phases() + f) * length;
-          const Int* from =
-              weight + g * group_stride + result * result_stride + b * p.block * channel_stride;
+          const Int* from = first(u, result);
           if (!is_whole(phase)) gather(phase, from, channels, count, pitch, values);
           for (int64_t i = 0; i < count; ++i) {
             const Entries to{entries.values + at[u], entries.offsets + at[u]};
@@ -198,6 +211,10 @@ struct Lists {
         // In the order in which the weight lies in memory.
         if (p.backward) {
           for (int64_t u = 0; u < units; ++u) {
+            if (V == 16 && step == V && p.taps() > 1) {  // each line of many rows is used once
+              read_ahead(phases.data[u % p.phases()], first(u, begin),
+                         p.channels_of(u / p.phases()), end - begin);
+            }
             for (int64_t result = begin; result < end; result += step) list(u, result);
           }
         } else {
