@@ -49,6 +49,14 @@ struct Views : Axis {
     std::stable_sort(begin, end, [](const View& a, const View& b) { return a.taps() < b.taps(); });
   }
 
+  // Of the output's positions, where the chosen map is X.
+  Axis of_output() const {
+    Axis axis = *this;
+    std::swap(axis.source, axis.result);
+    axis.backward = false;
+    return axis;
+  }
+
   // Calls function(first, last) for the views of the same taps.
   template <class Function>
   void each(const Function& function) const {
