@@ -5,6 +5,8 @@
 namespace fst {
 namespace {
 
+constexpr int64_t AHEAD = 512;  // entries of lists, which may come from memory
+
 // SETS of sums take turns: entries of a small tile would wait for the sums of those before.
 template <int SETS, int HIGH, int WIDE>
 void accumulate_runs(const Run* run, int64_t runs, Entries list, const float* x, int64_t pitch,
@@ -34,6 +36,10 @@ void accumulate_runs(const Run* run, int64_t runs, Entries list, const float* x,
     uint64_t next = four_offsets(list.offsets + k);
     for (; k + 4 <= run->end; k += 4) {
       const uint64_t offsets = next;
+      if (HIGH * WIDE <= TILE / 2) {  // of a small tile lists are read fast
+        __builtin_prefetch(list.values + k + AHEAD);
+        __builtin_prefetch(list.offsets + k + AHEAD);
+      }
       next = four_offsets(list.offsets + k + 4);
       const Four values(list.values + k);
       add(values.at<0>(), static_cast<uint16_t>(offsets), sums[0]);

@@ -163,7 +163,8 @@ struct Plan : Shape {
     // Squares of V channels are packed at once: whole ones are worth a little more than the cache.
     // Sums of flat products are short, so that they and the lists need a part of the cache.
     const int64_t squares = ceil_div(FIRST_CACHE / bytes, V) * V;
-    const bool whole = V == 16 && !flat && squares * bytes <= FIRST_CACHE / 6 * 7;
+    const int64_t enough = FIRST_CACHE / 6 * 7;
+    const bool whole = V == 16 && !flat && squares * bytes <= enough;
     const int64_t room = flat ? FIRST_CACHE / 4 * 3 : FIRST_CACHE;
     const int64_t fitting = std::clamp(whole ? squares : room / bytes, least, most);
     block = ceil_div(sources, ceil_div(sources, fitting));
@@ -172,7 +173,9 @@ struct Plan : Shape {
     const double tiles = static_cast<double>(ceil_div(height(), high)) * strips();
     const double vectors = static_cast<double>(height()) * length();
     const double runs = static_cast<double>(phases()) / block;
-    return vectors * (0.25 * taps() + SUM_CYCLES * runs) +
+    // What does not fit the first cache comes from the second one at half of the speed.
+    const double outside = std::max(0.0, 1 - static_cast<double>(enough) / (block * bytes));
+    return vectors * (0.25 * taps() * (1 + outside) + SUM_CYCLES * runs) +
            tiles * (0.5 * taps() + RUN_CYCLES * runs +
                     PACK_CYCLES * packed / static_cast<double>(results));
   }
