@@ -13,7 +13,7 @@ void accumulate_runs(const Run* run, int64_t runs, Entries list, const float* x,
                      bool fresh, float* y, int64_t of_row, int64_t of_tile, Lines& lines) {
   for (const Run* last = run + runs; run < last; ++run, y += of_tile) {
     lines.fetch();
-    vec sums[SETS][HIGH][WIDE];
+    alignas(LINE) vec sums[SETS][HIGH][WIDE];
 #pragma GCC unroll 2
     for (auto& sum : sums) {
 #pragma GCC unroll 32

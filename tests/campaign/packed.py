@@ -229,6 +229,7 @@ def _check_compiled(draw: random.Random) -> None:
     for one in (net, packed):
         one.head.weight.mul_(1.5)
     dynamic, images = draw.choice((None, True, False)), _images(draw, net)
+    torch.compiler.reset()  # of one function, few versions are kept
     compiled = torch.compile(packed, fullgraph=True, backend="eager", dynamic=dynamic)
     _compare(compiled(images), net(images))
     _compare(torch.export.export(packed, (images,)).module()(images), net(images))
