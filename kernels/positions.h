@@ -17,6 +17,8 @@ constexpr int MR = 4, NV = 2;
 #endif
 constexpr int NR = V * NV;
 
+constexpr int64_t FETCHED = 32;  // offsets from here to the one whose channels are fetched
+
 // Numbers of a padded batch; no index into it, and no size made from it, overflows 64 bits.
 constexpr double MOST_NUMBERS = 0x1p48;
 
@@ -43,7 +45,7 @@ void with_vectors(int64_t vectors, const Function& function) {
 
 // Channels of places of a map side by side: to[i][c] = (from[offset[i] + c * step] - mean[c]) *
 // scale[i] for c < valid; 0 from there to WIDE, and where the offset is negative. What lies `ahead`
-// is fetched for a later call.
+// is fetched for a later call; where that is 0, what lies at later offsets.
 template <class T, int WIDE>
 void pack(const typename T::Int* from, const int64_t* offset, int64_t count, int64_t step,
           int64_t valid, int64_t ahead, const float* mean, const float* scale, float* to) {
@@ -52,7 +54,9 @@ void pack(const typename T::Int* from, const int64_t* offset, int64_t count, int
   for (int64_t i = 0; i < count; ++i, to += WIDE) {
     const typename T::Int* x = from + offset[i];
     const float factor = scale ? scale[i] : 1.0f;
-    __builtin_prefetch(x + ahead);
+    const typename T::Int* later =
+        ahead ? x + ahead : from + offset[std::min(i + FETCHED, count - 1)];
+    for (int c = 0; c < WIDE; c += 64 / sizeof(*x)) __builtin_prefetch(later + c);
     if (offset[i] < 0) {
       std::fill_n(to, WIDE, 0.0f);
     } else if (valid == WIDE && step == 1) {

@@ -30,7 +30,7 @@ using namespace fst::maps;
 
 constexpr int64_t STRIP = 1024, FEWEST_ROWS = 4;  // positions and rows of a strip, at least
 constexpr int64_t SLICE = 64;                     // channels whose numbers are listed at a time
-constexpr int64_t AHEAD = 8;                      // positions from here to what is fetched
+constexpr int64_t AHEAD = 8;                      // positions of a list until one is fetched
 constexpr int64_t OF_LIST = 256;                  // positions of a list in a strip, about
 constexpr int64_t MOST_OWN = 24 << 20;            // numbers of dW of all sets
 
@@ -200,6 +200,10 @@ struct MapsGradWeight {
     }
   }
 
+  static void fetch(const Int* x, int64_t count) {
+    for (int64_t c = 0; c < count; c += LINE / sizeof(Int)) __builtin_prefetch(x + c);
+  }
+
   // A row of the dense map, one block of channels.
   void pack_dense(int64_t row, int64_t group, int64_t block, float* to) const {
     const int64_t valid = this->valid(block), length = columns.source;
@@ -213,6 +217,7 @@ struct MapsGradWeight {
     }
     for (int64_t w = 0; w < length; ++w, to += width) {
       if (of_dense.channel_stride == 1) {
+        fetch(from + (w + 8 * AHEAD) * of_dense.place_stride, valid);
         copy<T, Single>(from + w * of_dense.place_stride, valid, reinterpret_cast<int32_t*>(to));
         std::fill(to + valid, to + width, 0.0f);
       }
@@ -229,7 +234,7 @@ struct MapsGradWeight {
       const Int *from = at(k), *ahead = at(std::min(k + AHEAD, last - 1));
       const float factor = factors[listed[k]];
       if (step == 1) {
-        for (int64_t c = 0; c < valid; c += LINE / sizeof(Int)) __builtin_prefetch(ahead + c);
+        fetch(ahead, valid);
         for (int64_t c = 0; c < valid; ++c) to[c] = T::wide(from[c]) * factor;
       } else {
         for (int64_t c = 0; c < valid; ++c) to[c] = T::wide(from[c * step]) * factor;
