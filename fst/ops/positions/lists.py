@@ -149,4 +149,4 @@ def mean_of(input: Tensor) -> Tensor:
     Any μ that does not depend on the draw leaves the gradient exact in the mean.
     """
     wide = torch.promote_types(input.dtype, torch.float32)
-    return input[::SHARE].mean((0, 2, 3), dtype=wide)
+    return input[::SHARE].mean((2, 3), dtype=wide).mean(0)  # on a CPU faster than all at once
