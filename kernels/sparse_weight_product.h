@@ -131,9 +131,11 @@ struct Product {
       return;
     }
     x += c * source.channel_stride;
-    bool all = true;
-    for (int i = 0; i < V; ++i) all &= place[i] >= 0;
-    if (source.channel_stride == 1 && count == V) {
+    const Int* end = from + p.images * p.rows.source * p.columns.source * channels();
+    int64_t least = place[0], most = place[0];
+    for (int i = 1; i < V; ++i) least = std::min(least, place[i]), most = std::max(most, place[i]);
+    const bool all = least >= 0;
+    if (source.channel_stride == 1 && most + V <= end - x) {  // what is read beyond is not kept
       vec square[V];
       if (all) {
         for (int i = 0; i < V; ++i) square[i] = load<T>(x + place[i]);
@@ -141,7 +143,7 @@ struct Product {
         for (int i = 0; i < V; ++i) square[i] = place[i] < 0 ? vec{} : load<T>(x + place[i]);
       }
       transpose(square);
-      for (int i = 0; i < V; ++i) put_next(square[i]);
+      for (int64_t i = 0; i < count; ++i) put_next(square[i]);
       return;
     }
     const bool together = all && p.flat && place[V - 1] - place[0] == V - 1;
