@@ -15,6 +15,7 @@ import torch
 PROGRESS = logging.getLogger("fst.progress")  # `fst bench` and `fst pack` show it
 Function = Callable[[], object]
 CACHE_BYTES = 256 * 2**20  # more than any GPU's L2
+HOST_CACHE_BYTES = 64 * 2**20  # read before a cold call
 LEAST_ROUNDS = 3
 ENOUGH = 4.0  # milliseconds of a function's runs, before which nothing is sure
 SILENCE = 2.0  # seconds
@@ -104,14 +105,16 @@ def race(
     device: torch.device,
     most: float,
     negligible: float = 0.0,
+    cold: bool = False,
 ) -> tuple[dict[str, float], dict[str, Exception]]:
     """Least milliseconds of each function, run in turns and in both orders; and what some raised.
 
     After n rounds, those that took 1 + 2/n times the least are out, if all have run for `ENOUGH`.
     The race ends when one is left, when one has run for ``most`` milliseconds, or when all take
-    less than the ``negligible`` ones.
+    less than the ``negligible`` ones. ``cold`` functions find nothing in a CPU's caches.
     """
-    clock = _cuda_clock(device) if device.type == "cuda" else _host_clock
+    host_clock = _cold_clock() if cold else _host_clock
+    clock = _cuda_clock(device) if device.type == "cuda" else host_clock
     times: dict[str, float] = {}
     spent = dict.fromkeys(functions, 0.0)
     errors: dict[str, Exception] = {}
@@ -160,6 +163,16 @@ def _host_clock(function: Function) -> tuple[float, float]:
     function()
     milliseconds = (_host_time() - begin) * 1e3
     return milliseconds, milliseconds
+
+
+def _cold_clock() -> Callable[[Function], tuple[float, float]]:
+    others = torch.zeros(HOST_CACHE_BYTES // 4)
+
+    def clock(function: Function) -> tuple[float, float]:
+        others.sum()
+        return _host_clock(function)
+
+    return clock
 
 
 def _cuda_clock(device: torch.device) -> Callable[[Function], tuple[float, float]]:
