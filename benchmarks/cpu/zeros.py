@@ -79,7 +79,7 @@ def measure(threads: int, options: argparse.Namespace, sparseprop: SparseProp | 
             rival = sparseprop if group.rivalry else None
             made = programs(layer, options.batch, rival)
             made = {name: program for name, program in made.items() if name in group.programs}
-            timings = compare(made, options.rounds, CPU, warmup=1)
+            timings = compare(made, options.rounds, CPU, warmup=6)
             times[layer] = {name: timing.median for name, timing in timings.items()}
     return found
 
